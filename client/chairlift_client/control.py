@@ -1,0 +1,64 @@
+"""The folder through which the supervisor and the engine talk: `drain` in, `heartbeat` out."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+CONTROL_VARIABLE = "CHAIRLIFT_CONTROL_DIR"
+
+
+class Heartbeat(NamedTuple):
+    """What the engine last said of itself; `time` changes with every turn of its loop."""
+
+    time: float
+    state: str
+    running: int
+    waiting: int
+    pid: int
+
+
+class ControlDir:
+    """One server's control folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def reset(self) -> None:
+        """Make the folder and forget what an earlier server left in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name in ("drain", "heartbeat"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def request_drain(self) -> None:
+        """Tell the engine to admit nothing more and to finish what runs."""
+        (self.path / "drain").touch()
+
+    def heartbeat(self) -> Heartbeat | None:
+        """The engine's last heartbeat, or None before the first."""
+        try:
+            raw = json.loads((self.path / "heartbeat").read_text())
+            return Heartbeat(
+                time=float(raw["time"]),
+                state=str(raw["state"]),
+                running=int(raw.get("running", 0)),
+                waiting=int(raw.get("waiting", 0)),
+                pid=int(raw["pid"]),
+            )
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the heartbeat file was written, by the wall clock `now`."""
+        try:
+            return now - (self.path / "heartbeat").stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+
+def process_is_alive(pid: int) -> bool:
+    """Whether a process still runs; a zombie, which the server may leave unreaped, does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -1,0 +1,98 @@
+"""`chairlift serve`: check this machine, then run a supervised server in the foreground."""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from chairlift_client.console import StartupLog, introduce
+from chairlift_client.control import CONTROL_VARIABLE, ControlDir
+from chairlift_client.errors import SetupError
+from chairlift_client.health import port_is_taken
+from chairlift_client.server_files import ServerFiles, find_server
+from chairlift_client.settings import ServeSettings
+from chairlift_client.supervisor import Limits, Serving, StopRequest, Supervisor
+from chairlift_client.triton_process import TritonProcess
+
+
+def check_ports(settings: ServeSettings) -> None:
+    """Refuse a port that somebody else listens on. Raises SetupError naming its option."""
+    for option, port in settings.ports().items():
+        if port_is_taken(settings.host, port):
+            raise SetupError(f"port {port} on {settings.host} is taken: choose another {option}")
+
+
+def serve(settings: ServeSettings, console: Console, *, greet: bool = True) -> int:
+    """Run a server until SIGINT or SIGTERM; the exit code. Raises SetupError before the start."""
+    check_ports(settings)
+    files = find_server(os.environ)
+    stop = StopRequest()
+    with _stop_signals(stop), _control_dir() as control, StartupLog(console) as log:
+
+        def on_first_ready() -> None:
+            log.ready()
+            console.print(
+                f"[bold green]ready[/] http://{settings.connect_host}:{settings.http_port} "
+                f"grpc://{settings.connect_host}:{settings.grpc_port}"
+            )
+            _in_background(lambda: introduce(settings, console, greet=greet))
+
+        parts = Serving(
+            launch=_launcher(settings, files, control, log.line),
+            control=control,
+            clock=time.monotonic,
+            wait=time.sleep,
+            report=log.report,
+            on_first_ready=on_first_ready,
+        )
+        return Supervisor(parts, _limits(settings), stop).run()
+
+
+def _limits(settings: ServeSettings) -> Limits:
+    return Limits(
+        load=settings.load_timeout,
+        heartbeat=settings.heartbeat_timeout,
+        drain=settings.drain_timeout,
+    )
+
+
+def _launcher(
+    settings: ServeSettings, files: ServerFiles, control: ControlDir, on_line: Callable[[str], None]
+) -> Callable[[], TritonProcess]:
+    return lambda: TritonProcess(settings, files, control.path, on_line)
+
+
+def _in_background(action: Callable[[], None]) -> None:
+    """Run beside the supervisor, which must go on watching while the model answers."""
+    threading.Thread(target=action, name="greeting", daemon=True).start()
+
+
+@contextmanager
+def _stop_signals(stop: StopRequest) -> Iterator[None]:
+    """Count SIGINT and SIGTERM; only a flag is touched, so nothing can lock up in the handler."""
+    before = {
+        number: signal.signal(number, lambda *_: stop.signalled())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _control_dir() -> Iterator[ControlDir]:
+    """The folder named by the environment, so that probes find it, else one of our own."""
+    given = os.environ.get(CONTROL_VARIABLE)
+    if given:
+        yield ControlDir(Path(given))
+    else:
+        with tempfile.TemporaryDirectory(prefix="chairlift-") as path:
+            yield ControlDir(Path(path))
