@@ -1,0 +1,1 @@
+"""The Chairlift engine: continuous batching over a paged KV cache; imports nothing of the server."""

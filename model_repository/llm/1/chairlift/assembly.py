@@ -1,0 +1,88 @@
+"""Puts an engine together from its settings: model, pool, backend, sampler, scheduler, loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from . import loader
+from .attention import AttentionBackend, TorchAttention
+from .config import EngineConfig
+from .device_memory import plan_pool
+from .engine import Engine, Outputs, StepStats
+from .kv_cache import KVCacheManager
+from .loader import LoadedModel
+from .memory import PoolPlan, kv_bytes_per_token
+from .model_runner import ModelRunner
+from .policies import FirstCome, make_batch_policy
+from .sampler import Sampler
+from .scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+# Continuous batching keeps a small waiting room, so that Triton's own queue (its priorities,
+# timeouts, and size limit) holds whoever can't board soon.
+DEFAULT_WAITING_ROOM = 16
+
+
+class Assembly(NamedTuple):
+    """An engine ready to start, and what the Triton side must know of it."""
+
+    engine: Engine
+    loaded: LoadedModel
+    pool: PoolPlan
+    scheduler: Scheduler
+    max_model_len: int
+
+
+def build(
+    config: EngineConfig,
+    emit: Callable[[Outputs], None],
+    clock: Callable[[], float],
+    *,
+    on_step: Callable[[StepStats], None] | None = None,
+    loaded: LoadedModel | None = None,
+) -> Assembly:
+    """Load (unless ``loaded`` is given), size the pool, allocate it, and warm up; the loop isn't
+    started. Raises ``ValueError`` with the reason where that can't be done."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    loaded = loaded or loader.load(config)
+    backend = make_backend(config)
+    bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.dtype.itemsize)
+    pool = plan_pool(config, loaded.device, bytes_per_token, lambda: None)
+    backend.allocate(
+        loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device
+    )
+    sampler = Sampler(loaded.vocab_size, loaded.device)
+    runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
+    kv = KVCacheManager(
+        pool.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
+    )
+    scheduler = Scheduler(config, kv, make_batch_policy(config), FirstCome())
+    engine = Engine(
+        scheduler,
+        runner,
+        emit,
+        clock,
+        max_waiting=config.max_waiting or DEFAULT_WAITING_ROOM,
+        on_step=on_step,
+    )
+    max_model_len = min(loaded.max_model_len, pool.num_tokens)
+    logger.info(
+        "KV pool: %d blocks of %d tokens (%d tokens, %.1f MiB); %d requests of %d tokens fit",
+        pool.num_usable_blocks,
+        pool.block_size,
+        pool.num_tokens,
+        pool.num_bytes / 2**20,
+        pool.requests_of(max_model_len),
+        max_model_len,
+    )
+    return Assembly(engine, loaded, pool, scheduler, max_model_len)
+
+
+def make_backend(config: EngineConfig) -> AttentionBackend:
+    return TorchAttention()

@@ -1,0 +1,145 @@
+"""Every setting of the engine: read once, checked by name, never changed afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Batching = Literal["continuous", "dynamic", "static"]
+QueueOrder = Literal["fcfs", "priority", "fair", "prefix"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _alias(name: str, *others: str) -> Any:
+    return AliasChoices(name, *others)
+
+
+class EngineConfig(BaseModel):
+    """Names follow vLLM's where the meaning is the same; TensorRT-LLM's are accepted beside them.
+
+    An empty string or an unfilled ``${name}`` counts as not set, so that filled-in templates of
+    other backends can be kept.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=()
+    )
+
+    # Model
+    model: str = "models/SmolLM2-135M-Instruct"
+    tokenizer: str | None = Field(None, validation_alias=_alias("tokenizer", "tokenizer_dir"))
+    revision: str | None = None
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+    add_special_tokens: bool = True
+    dtype: DType = "auto"
+    device: str = "auto"
+    threads: int = Field(0, ge=0)
+    max_model_len: int | None = Field(None, ge=1)
+    attention_backend: Literal["auto", "torch", "cpu", "triton"] = "auto"
+    fused_modules: bool = True
+
+    # KV cache
+    block_size: int = Field(16, ge=1, le=256)
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    num_kv_blocks: int | None = Field(None, ge=1)
+    max_tokens_in_kv_cache: int | None = Field(
+        None,
+        ge=1,
+        validation_alias=_alias("max_tokens_in_kv_cache", "max_tokens_in_paged_kv_cache"),
+    )
+    kv_cache_memory_bytes: int | None = Field(None, ge=1)
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        validation_alias=_alias("gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction"),
+    )
+    enable_prefix_caching: bool = Field(
+        True, validation_alias=_alias("enable_prefix_caching", "enable_kv_cache_reuse")
+    )
+
+    # Scheduling
+    batching: Batching = "continuous"
+    batch_size: int = Field(8, ge=1)
+    batch_window_ms: float = Field(100.0, ge=0)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=1)
+    long_prefill_token_threshold: int = Field(0, ge=0)
+    enable_chunked_prefill: bool = Field(
+        True, validation_alias=_alias("enable_chunked_prefill", "enable_chunked_context")
+    )
+    kv_reserve_fraction: float = Field(1.0, ge=0, le=1)
+    queue_order: QueueOrder = "fcfs"
+    max_waiting: int | None = Field(None, ge=1)
+    one_step_ahead: bool = False
+
+    # Requests
+    default_max_tokens: int = Field(16, ge=1)
+    default_sampling: Literal["dialect", "greedy", "random"] = "dialect"
+    dialect: Literal["trtllm", "vllm"] = "trtllm"
+    stream_interval: int = Field(1, ge=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+
+    # Life cycle
+    cancellation_check_period_ms: int = Field(50, ge=1)
+    drain_timeout_s: float = Field(30.0, ge=0)
+    heartbeat_period_s: float = Field(0.5, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {k: v for k, v in data.items() if not _is_unset(v)}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EngineConfig:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs one token per step"
+            )
+        return self
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or (isinstance(value, str) and (value == "" or value.startswith("${")))
+
+
+def load_config(model_json: Path, overrides: str | None) -> EngineConfig:
+    """Merge ``1/model.json`` and the command line's JSON; the command line wins.
+
+    Raises ``ValueError`` with one line per bad key.
+    """
+    settings: dict[str, Any] = {}
+    for source, text in (
+        (model_json.name, model_json.read_text() if model_json.exists() else "{}"),
+        ("CHAIRLIFT_SETTINGS", overrides or "{}"),
+    ):
+        try:
+            loaded = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{source}: not valid JSON: {error}") from None
+        if not isinstance(loaded, dict):
+            raise ValueError(f"{source}: expected a JSON object, got {type(loaded).__name__}")
+        settings.update(loaded)
+    try:
+        return EngineConfig.model_validate(settings)
+    except ValidationError as error:
+        lines = [_explain(e["loc"], e["msg"], e.get("input"), e["type"]) for e in error.errors()]
+        raise ValueError("; ".join(lines)) from None
+
+
+def _explain(loc: tuple[int | str, ...], message: str, value: object, kind: str) -> str:
+    name = ".".join(str(part) for part in loc)
+    if kind == "extra_forbidden":
+        return f"unknown setting '{name}'"
+    if not name:
+        return message
+    return f"setting '{name}': {message} (got {value!r})"

@@ -1,0 +1,448 @@
+"""The loop: take in, schedule, run, collect. One thread, and it never waits on Triton.
+
+Everything that leaves the engine goes out as one list of plain tuples per step (``Outputs``), so that
+the engine could move to a process of its own. Everything that comes in (submit, abort, drain) is a
+command that the loop picks up between two steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from .errors import ErrorCode, RequestError
+from .model_runner import ModelRunner, Sample, StepResult
+from .request import FinishReason, Request, Status, TokenLogprobs
+from .scheduler import Scheduler, StepPlan
+
+logger = logging.getLogger(__name__)
+
+# Steps that fail in a row before the engine gives up: one bad request must not end it, and a device
+# that has died must not turn every request into a timeout.
+FAILED_STEPS_LIMIT = 3
+IDLE_BEAT_S = 0.25
+
+
+class State(Enum):
+    SERVING = "serving"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    UNHEALTHY = "unhealthy"
+    STOPPED = "stopped"
+
+
+class TokenOut(NamedTuple):
+    """A new token of one sequence. ``visible`` is False for an end token, whose text isn't shown."""
+
+    group: int
+    sample_index: int
+    token_id: int
+    visible: bool
+    logprobs: TokenLogprobs | None
+    finish: FinishReason | None
+
+
+class PromptOut(NamedTuple):
+    """A prompt chunk was computed; times in seconds of the engine's clock."""
+
+    group: int
+    num_cached: int
+    first_scheduled: float
+    logprobs: list[TokenLogprobs]
+
+
+class ErrorOut(NamedTuple):
+    """The whole request ends with this error."""
+
+    group: int
+    code: ErrorCode
+    message: str
+
+
+Outputs = list[TokenOut | PromptOut | ErrorOut]
+
+
+class StepStats(NamedTuple):
+    """What one step did, for metrics and the trace. Times in seconds of the engine's clock."""
+
+    started: float
+    scheduled: float
+    finished: float
+    num_decodes: int
+    num_prefill_tokens: int
+    num_running: int
+    num_waiting: int
+    num_preempted: int
+    blocks_used: int
+    blocks_cached_free: int
+
+
+class Engine:
+    """Drives scheduler and runner; safe to call from any thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        emit: Callable[[Outputs], None],
+        clock: Callable[[], float],
+        *,
+        max_waiting: int,
+        on_step: Callable[[StepStats], None] | None = None,
+    ) -> None:
+        self.state = State.SERVING
+        self.last_beat = clock()
+        self._scheduler = scheduler
+        self._runner = runner
+        self._emit = emit
+        self._clock = clock
+        self._on_step = on_step
+        self._max_waiting = max_waiting
+        self._wake = threading.Condition()
+        self._commands: list[Callable[[], None]] = []
+        self._groups: dict[int, list[Request]] = {}
+        self._num_incoming = 0
+        self._num_waiting = 0
+        self._failed_steps = 0
+        self._drain_limit: float | None = None
+        self._thread = threading.Thread(target=self._loop, name="chairlift-engine", daemon=True)
+
+    # ---------------------------------------------------------------- called by other threads
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hand requests over; raises ``RequestError`` where they can never fit or none are taken."""
+        for request in requests:
+            self._check_fits(request)
+        with self._wake:
+            if self.state is not State.SERVING:
+                raise self._refusal()
+            self._num_incoming += len(requests)
+            self._commands.append(lambda: self._accept(requests))
+            self._wake.notify_all()
+
+    def abort(self, group: int, error: RequestError | None = None) -> None:
+        """End a request wherever it is; with ``error`` its client is told, once."""
+        self._command(lambda: self._abort(group, error))
+
+    def abort_sequence(self, group: int, sample_index: int) -> None:
+        """End one of a request's sequences without a word: its text is complete (a stop string)."""
+        self._command(lambda: self._abort_sequence(group, sample_index))
+
+    def drain(self, limit_s: float) -> None:
+        """Take nothing more, let running requests finish for ``limit_s`` seconds, end the rest."""
+        with self._wake:
+            if self.state is State.SERVING:
+                self.state = State.DRAINING
+                self._drain_limit = self._clock() + limit_s
+            self._commands.append(self._end_waiting)
+            self._wake.notify_all()
+
+    def stop(self) -> None:
+        """End every request, end the thread, and wait for it."""
+        with self._wake:
+            self._commands.append(self._stop)
+            self._wake.notify_all()
+        self._thread.join()
+
+    def wait_for_room(self) -> bool:
+        """Block while the waiting room is full; False once the engine takes no more requests."""
+        with self._wake:
+            self._wake.wait_for(
+                lambda: self.state is not State.SERVING or self.num_waiting < self._max_waiting
+            )
+            return self.state is State.SERVING
+
+    def wait_until_idle(self) -> bool:
+        """Block until nothing is open; False once the engine takes no more requests."""
+        with self._wake:
+            self._wake.wait_for(
+                lambda: self.state is not State.SERVING
+                or not (self._groups or self._num_incoming)
+            )
+            return self.state is State.SERVING
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests submitted that have not boarded yet."""
+        return self._num_incoming + self._num_waiting
+
+    # ---------------------------------------------------------------- the loop
+
+    def _loop(self) -> None:
+        try:
+            while self.state not in (State.STOPPED, State.UNHEALTHY):
+                self._take_commands()
+                if not self._step():
+                    self._rest()
+        except Exception:
+            logger.exception("the engine loop failed")
+            self._give_up("the engine failed; see the server's log")
+        self._take_commands()  # whoever was submitted meanwhile is refused, not forgotten
+
+    def _take_commands(self) -> None:
+        with self._wake:
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+        if self._drain_limit is not None and self.state is State.DRAINING:
+            if self._groups and self._clock() >= self._drain_limit:
+                self._end_all(ErrorCode.UNAVAILABLE, "the server is shutting down")
+            if not self._groups:
+                self._set_state(State.DRAINED)
+
+    def _step(self) -> bool:
+        """One step; False where there was nothing to run."""
+        started = self.last_beat = self._clock()
+        plan = self._scheduler.schedule(started)
+        self._count_waiting()
+        if not plan:
+            return False
+        scheduled = self._clock()
+        try:
+            result = self._runner.run(plan)
+        except Exception as error:
+            self._on_failed_step(plan, error)
+            return True
+        self._failed_steps = 0
+        self._emit(self._collect(plan, result))
+        if self._on_step is not None:
+            self._on_step(self._stats(plan, started, scheduled))
+        return True
+
+    def _rest(self) -> None:
+        wake_at = self._scheduler.policy.wake_at(self._scheduler.waiting)
+        pause = IDLE_BEAT_S if wake_at is None else max(0.0, wake_at - self._clock())
+        with self._wake:
+            if not self._commands:
+                self._wake.wait(min(pause, IDLE_BEAT_S))
+
+    # ---------------------------------------------------------------- collect
+
+    def _collect(self, plan: StepPlan, result: StepResult) -> Outputs:
+        """Append drawn tokens, fork, finish; blocks of whoever is done are free at once."""
+        outputs: Outputs = []
+        scores = {id(score.request): score.tokens for score in result.prompt_logprobs}
+        for row in plan.prefills:
+            request = row.request
+            outputs.append(
+                PromptOut(
+                    request.group,
+                    request.num_cached,
+                    request.first_scheduled or 0.0,
+                    scores.get(id(request), []),
+                )
+            )
+        finished: set[int] = set()
+        for sample in result.samples:
+            self._take_sample(sample, outputs, finished)
+        if finished:
+            self._scheduler.finish_running(finished)
+        return outputs
+
+    def _take_sample(self, sample: Sample, outputs: Outputs, finished: set[int]) -> None:
+        request = sample.request
+        if sample.sample_index != request.sample_index:
+            request = self._child(request, sample.sample_index)
+        if sample.invalid:
+            message = "the model produced invalid logits (NaN); the request was ended"
+            logger.error("request %d: %s", request.group, message)
+            outputs.append(ErrorOut(request.group, ErrorCode.INTERNAL, message))
+            for member in self._groups.pop(request.group, []):
+                self._drop(member)
+            return
+        if request.status is Status.FINISHED:
+            return
+        request.append_output(sample.token_id)
+        ends = sample.token_id in request.params.stop_token_ids or (
+            sample.token_id in request.eos_ids and not request.params.ignore_eos
+        )
+        full = len(request.output_ids) >= request.params.max_tokens
+        reason = FinishReason.STOP if ends else FinishReason.LENGTH if full else None
+        visible = not ends or request.params.include_stop_str_in_output
+        outputs.append(
+            TokenOut(
+                request.group,
+                request.sample_index,
+                sample.token_id,
+                visible,
+                sample.logprobs,
+                reason,
+            )
+        )
+        if reason is None:
+            if request is not sample.request:
+                self._scheduler.fork(sample.request, request)
+            return
+        finished.add(request.uid)
+        self._leave(request)
+
+    def _child(self, parent: Request, sample_index: int) -> Request:
+        """Another answer to the same prompt; it takes over after the prompt's last token."""
+        child = Request(
+            uid=parent.uid + sample_index,
+            prompt_ids=parent.prompt_ids,
+            params=parent.params,
+            seed=parent.seed,
+            arrival=parent.arrival,
+            eos_ids=parent.eos_ids,
+            bad_word_ids=parent.bad_word_ids,
+            sample_index=sample_index,
+            group=parent.group,
+            priority=parent.priority,
+            tenant=parent.tenant,
+            cache_salt=parent.cache_salt,
+            batch_id=parent.batch_id,
+        )
+        child.first_scheduled, child.num_cached = parent.first_scheduled, parent.num_cached
+        members = self._groups.get(parent.group)
+        if members is None:
+            child.status = Status.FINISHED
+        else:
+            members.append(child)
+        return child
+
+    def _leave(self, request: Request) -> None:
+        self._runner.release(request)
+        members = self._groups.get(request.group)
+        if members is not None:
+            members.remove(request)
+            if not members:
+                del self._groups[request.group]
+
+    # ---------------------------------------------------------------- commands
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify_all()
+
+    def _accept(self, requests: Sequence[Request]) -> None:
+        with self._wake:
+            self._num_incoming -= len(requests)
+        if self.state is not State.SERVING:
+            error = self._refusal()
+            self._emit([ErrorOut(r.group, error.code, error.message) for r in requests])
+            return
+        for request in requests:
+            self._groups[request.group] = [request]
+            self._scheduler.add(request)
+
+    def _abort(self, group: int, error: RequestError | None) -> None:
+        members = self._groups.pop(group, None)
+        if members is None:
+            return
+        for member in members:
+            self._drop(member)
+        if error is not None:
+            self._emit([ErrorOut(group, error.code, error.message)])
+
+    def _abort_sequence(self, group: int, sample_index: int) -> None:
+        for member in list(self._groups.get(group, ())):
+            if member.sample_index == sample_index:
+                self._drop(member)
+                self._leave(member)
+
+    def _drop(self, request: Request) -> None:
+        self._scheduler.finish(request)
+        self._runner.release(request)
+
+    def _end_waiting(self) -> None:
+        for request in list(self._scheduler.waiting):
+            if request.first_scheduled is None:
+                self._abort(
+                    request.group,
+                    RequestError("the server is shutting down", ErrorCode.UNAVAILABLE),
+                )
+
+    def _end_all(self, code: ErrorCode, message: str) -> None:
+        for group in list(self._groups):
+            self._abort(group, RequestError(message, code))
+
+    def _stop(self) -> None:
+        self._end_all(ErrorCode.UNAVAILABLE, "the server is shutting down")
+        self._set_state(State.STOPPED)
+
+    # ---------------------------------------------------------------- trouble
+
+    def _on_failed_step(self, plan: StepPlan, error: Exception) -> None:
+        """End the requests of the step, or retry smaller where memory was the trouble."""
+        rows = len(plan.rows)
+        if _is_out_of_memory(error) and rows > 1:
+            logger.warning("out of memory in a step of %d rows; retrying with fewer", rows)
+            self._scheduler.retreat(plan)
+            return
+        logger.exception("a step of %d rows failed", rows, exc_info=error)
+        self._failed_steps += 1
+        message = f"the step that computed this request failed: {type(error).__name__}: {error}"
+        for request in self._scheduler.fail_step(plan):
+            self._abort(request.group, RequestError(message, ErrorCode.INTERNAL))
+        if self._failed_steps >= FAILED_STEPS_LIMIT:
+            self._give_up(f"{self._failed_steps} steps failed in a row; the engine is unhealthy")
+
+    def _give_up(self, message: str) -> None:
+        """Fail everything that is open and refuse what comes; the supervisor restarts the server."""
+        logger.critical("%s", message)
+        self._set_state(State.UNHEALTHY)
+        groups, self._groups = self._groups, {}
+        self._emit([ErrorOut(group, ErrorCode.INTERNAL, message) for group in groups])
+
+    def _refusal(self) -> RequestError:
+        message = (
+            "the engine is unhealthy"
+            if self.state is State.UNHEALTHY
+            else "the server is shutting down"
+        )
+        return RequestError(message, ErrorCode.UNAVAILABLE)
+
+    def _check_fits(self, request: Request) -> None:
+        kv = self._scheduler.kv
+        needed = kv.blocks_for(request.max_total_tokens)
+        if needed > kv.num_usable:
+            raise RequestError(
+                f"prompt ({request.num_prompt_tokens} tokens) + max_tokens "
+                f"({request.params.max_tokens}) need {needed} KV blocks of {kv.block_size} tokens, "
+                f"but the pool has {kv.num_usable}"
+            )
+
+    def _set_state(self, state: State) -> None:
+        with self._wake:
+            self.state = state
+            self._wake.notify_all()
+
+    def _count_waiting(self) -> None:
+        """Tell those who wait for room, or for an idle engine, what has changed."""
+        with self._wake:
+            self._num_waiting = len(self._scheduler.waiting)
+            self._wake.notify_all()
+
+    def _stats(self, plan: StepPlan, started: float, scheduled: float) -> StepStats:
+        kv = self._scheduler.kv
+        return StepStats(
+            started=started,
+            scheduled=scheduled,
+            finished=self._clock(),
+            num_decodes=len(plan.decodes),
+            num_prefill_tokens=plan.num_tokens - len(plan.decodes),
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_preempted=len(plan.preempted),
+            blocks_used=kv.num_used,
+            blocks_cached_free=kv.num_free,
+        )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return (
+        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
+    )
