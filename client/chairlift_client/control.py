@@ -29,9 +29,11 @@ class ControlDir:
         for name in ("drain", "heartbeat"):
             (self.path / name).unlink(missing_ok=True)
 
-    def request_drain(self) -> None:
-        """Tell the engine to admit nothing more and to finish what runs."""
-        (self.path / "drain").touch()
+    def request_drain(self, timeout: float) -> None:
+        """Tell the engine to admit nothing more and to finish what runs within so many seconds."""
+        partial = self.path / "drain.new"
+        partial.write_text(f"{timeout}\n")
+        partial.replace(self.path / "drain")
 
     def heartbeat(self) -> Heartbeat | None:
         """The engine's last heartbeat, or None before the first."""

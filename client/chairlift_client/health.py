@@ -1,5 +1,6 @@
 """Questions to a server's HTTP port, with the standard library only so that probes start fast."""
 
+import errno
 import http.client
 import json
 import socket
@@ -50,13 +51,14 @@ def is_ready(url: str, model: str, timeout: float = 2.0) -> bool:
         return False
 
 
-def port_is_taken(host: str, port: int) -> bool:
-    """Whether another process already listens on the port."""
+def why_not_listen(host: str, port: int) -> str | None:
+    """Why no server can listen there, or None; lingering connections of a past one do not count."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            return "it is taken" if taken else error.strerror or str(error)
+    return None

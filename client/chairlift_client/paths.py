@@ -33,8 +33,11 @@ def find_model_repository(given: Path | None) -> Path:
     """
     root = checkout_root()
     variable = os.environ.get(REPOSITORY_VARIABLE)
-    candidates = [given] if given else [Path(variable)] if variable else []
-    if not candidates:
+    if given:
+        candidates = [given]
+    elif variable:
+        candidates = [Path(variable)]
+    else:
         candidates = [
             Path.cwd() / "model_repository",
             *([root / "model_repository"] if root else []),

@@ -5,8 +5,9 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from chairlift_client.console import StartupLog, introduce
 from chairlift_client.control import CONTROL_VARIABLE, ControlDir
 from chairlift_client.errors import SetupError
-from chairlift_client.health import port_is_taken
+from chairlift_client.health import why_not_listen
 from chairlift_client.server_files import ServerFiles, find_server
 from chairlift_client.settings import ServeSettings
 from chairlift_client.supervisor import Limits, Serving, StopRequest, Supervisor
@@ -22,16 +23,27 @@ from chairlift_client.triton_process import TritonProcess
 
 
 def check_ports(settings: ServeSettings) -> None:
-    """Refuse a port that somebody else listens on. Raises SetupError naming its option."""
+    """Refuse a port on which no server can listen. Raises SetupError naming its option."""
     for option, port in settings.ports().items():
-        if port_is_taken(settings.host, port):
-            raise SetupError(f"port {port} on {settings.host} is taken: choose another {option}")
+        if (reason := why_not_listen(settings.host, port)) is not None:
+            raise SetupError(f"cannot use {option} {port} on {settings.host}: {reason}")
 
 
-def serve(settings: ServeSettings, console: Console, *, greet: bool = True) -> int:
-    """Run a server until SIGINT or SIGTERM; the exit code. Raises SetupError before the start."""
+def serve(
+    settings: ServeSettings,
+    console: Console,
+    resolve_model: Callable[[], Mapping[str, object]],
+    *,
+    greet: bool = True,
+) -> int:
+    """Run a server until SIGINT or SIGTERM; the exit code.
+
+    The model is resolved last: preparing it takes long, and a taken port should be said at once.
+    Raises SetupError before the start.
+    """
     check_ports(settings)
     files = find_server(os.environ)
+    settings = replace(settings, engine={**resolve_model(), **settings.engine})
     stop = StopRequest()
     with _stop_signals(stop), _control_dir() as control, StartupLog(console) as log:
 

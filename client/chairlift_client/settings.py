@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chairlift_client.errors import SetupError
 
@@ -71,12 +72,12 @@ class ServeSettings:
         return json.dumps(dict(self.engine), sort_keys=True)
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Read `key=value` options; a value is JSON where it parses as such, else plain text.
 
     Raises SetupError for an assignment without a key or given twice.
     """
-    parsed: dict[str, object] = {}
+    parsed: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not key or not equals:

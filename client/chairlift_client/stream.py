@@ -1,9 +1,9 @@
 """Stream text from a server over gRPC or HTTP, with one kind of error and no stream left open."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,13 +33,12 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One request in the server's terms; `timeout` is in seconds, from sending to the last chunk."""
+    """One request in the server's terms; `timeout` is in seconds and bounds the whole answer."""
 
     model: str
     inputs: Mapping[str, Value]
     request_id: str = ""
     timeout: float | None = None
-    parameters: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
 def parse_url(url: str) -> Endpoint:
@@ -63,7 +62,7 @@ def generate(
     timeout: float | None = None,
     request_id: str = "",
     **params: Value | None,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Yield the text of one answer as it comes; closing the iterator cancels the request.
 
     `params` are the model's inputs by name (max_tokens, temperature, stop_words, ...); other names
@@ -93,7 +92,7 @@ def stream_chunks(
     timeout: float | None = None,
     request_id: str = "",
     **params: Value | None,
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """Like `generate`, with every output tensor of every response."""
     if (prompt is None) == (messages is None):
         raise GenerateError("give either a prompt or messages")

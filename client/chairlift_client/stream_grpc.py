@@ -3,7 +3,7 @@
 import json
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ class TensorSpec(NamedTuple):
     rank: int
 
 
-def grpc_chunks(endpoint: Endpoint, query: Query) -> Iterator[Chunk]:
+def grpc_chunks(endpoint: Endpoint, query: Query) -> Generator[Chunk, None, None]:
     """Yield the responses of one request; closing it cancels the request and the stream.
 
     Raises GenerateError for a refusal, a broken connection or a timeout.
@@ -53,7 +53,7 @@ def grpc_chunks(endpoint: Endpoint, query: Query) -> Iterator[Chunk]:
     except InferenceServerException as error:
         raise GenerateError(str(error.message() or error)) from error
     finally:
-        # Without this the stream's thread outlives its caller and keeps the interpreter from exiting.
+        # Without this the stream's thread outlives its caller and the interpreter cannot exit.
         client.stop_stream(cancel_requests=not finished)
         client.close()
 
@@ -94,7 +94,7 @@ def _send(client: Any, query: Query, specs: Mapping[str, TensorSpec]) -> None:
         query.model,
         [tensor(k, v, specs[k]) for k, v in query.inputs.items() if k in specs],
         request_id=query.request_id,
-        parameters={**parameters, **query.parameters},
+        parameters=parameters,
         enable_empty_final_response=True,
     )
 

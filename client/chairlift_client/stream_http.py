@@ -3,13 +3,13 @@
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 from chairlift_client.errors import GenerateError
 from chairlift_client.stream import Chunk, Endpoint, Query
 
 
-def http_chunks(endpoint: Endpoint, query: Query) -> Iterator[Chunk]:
+def http_chunks(endpoint: Endpoint, query: Query) -> Generator[Chunk, None, None]:
     """Yield the events of one generate_stream call; closing it drops the connection.
 
     Raises GenerateError for a refusal, an error event, a broken connection or a timeout.
@@ -40,7 +40,7 @@ def _post(connection: http.client.HTTPConnection, query: Query) -> http.client.H
         name: json.dumps(value) if isinstance(value, Mapping) else value
         for name, value in query.inputs.items()
     }
-    body = {**inputs, **query.parameters, **({"id": query.request_id} if query.request_id else {})}
+    body = inputs | ({"id": query.request_id} if query.request_id else {})
     connection.request(
         "POST",
         f"/v2/models/{query.model}/generate_stream",

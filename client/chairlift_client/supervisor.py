@@ -24,13 +24,13 @@ class Control(Protocol):
     """The control folder as the supervisor needs it."""
 
     def reset(self) -> None: ...
-    def request_drain(self) -> None: ...
+    def request_drain(self, timeout: float) -> None: ...
     def heartbeat(self) -> Heartbeat | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Times in seconds. The engine ends what still runs at `drain`; `drain_grace` lets it say so."""
+    """Times in seconds; the engine ends what runs at `drain`, within `drain_grace` of it."""
 
     load: float = 1800.0
     heartbeat: float = 30.0
@@ -204,7 +204,7 @@ class Supervisor:
     def _drain(self, server: Server) -> None:
         """Let the engine finish what runs, then let tritonserver unload and exit."""
         self._parts.report("stopping: finishing the running requests (again to hurry)")
-        self._parts.control.request_drain()
+        self._parts.control.request_drain(self._limits.drain)
         watch = HeartbeatWatch(self._limits.heartbeat, self._parts.clock)
         deadline = self._parts.clock() + self._limits.drain + self._limits.drain_grace
         while not self._stop.hurried and self._parts.clock() < deadline:

@@ -1,4 +1,4 @@
-"""One tritonserver process: its command line, its log, its group of processes, its shared memory."""
+"""One tritonserver process: its command line, log, process group and shared memory."""
 
 import os
 import secrets
@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from chairlift_client.control import CONTROL_VARIABLE
@@ -94,10 +95,8 @@ class TritonProcess:
 
     def destroy(self) -> None:
         """Kill whatever is left of the group and take away its shared memory."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         self._reader.join(timeout=2.0)
         remove_shared_memory(self._shm_prefix, SHARED_MEMORY)

@@ -1,0 +1,1 @@
+"""One module per command; heavy imports happen inside, so that probes and --help start fast."""
