@@ -1,0 +1,152 @@
+// Packed bf16 linear layers: y = x W^T (+ bias) (+ residual), and act(x G^T) * (x U^T) for gated MLPs.
+//
+// Packed weight: [pair of panels][k / 32][2 panels][tile], so one pair is one contiguous stream read exactly once per
+// row block. While a pair is being multiplied the next one is fetched, a slice per row block.
+#include "matmul.h"
+
+namespace chairlift {
+namespace {
+
+// Rows multiplied against a pair before moving to the next pair.
+constexpr int64_t kRowChunk = 256;
+
+struct Job {
+  const bf16* x;
+  int64_t ldx, rows;
+  const bf16* packed;
+  int64_t steps, pairs, columns;  // columns of the output
+};
+
+// Panel `slot` of the packed weight: slots 2p and 2p + 1 form pair p.
+bf16* panel_at(bf16* packed, int64_t slot, int64_t steps) {
+  return packed + (slot / 2) * steps * 2 * kTile + (slot % 2) * kTile;
+}
+
+void pack_panel(const bf16* weight, int64_t columns, int64_t k, int64_t ld, bf16* panel) {
+  for (int64_t step = 0; step < ceil_div(k, kStep); ++step, panel += 2 * kTile)
+    for (int64_t i = 0; i < kStep; ++i)
+      for (int64_t column = 0; column < kLanes; ++column) {
+        const int64_t depth = step * kStep + i;
+        const bool inside = depth < k && column < columns;
+        panel[(i / 2) * 2 * kLanes + column * 2 + i % 2] = inside ? weight[column * ld + depth] : bf16{0};
+      }
+}
+
+// Adds bias and residual in fp32 and writes one 32-column strip of the output.
+template <class Out>
+struct PlainEpilogue {
+  const float* bias;
+  const bf16* residual;
+  Out* out;
+  int64_t columns;
+
+  void operator()(const float* c, int64_t row, int rows, int64_t pair) const {
+    for (int r = 0; r < rows; ++r)
+      for (int64_t half = 0; half < 2; ++half) {
+        const int64_t column = pair * kPair + half * kLanes;
+        const int count = static_cast<int>(columns - column < kLanes ? columns - column : kLanes);
+        if (count <= 0) continue;
+        Floats v = load(c + r * kPair + half * kLanes);
+        if (bias) v = v + load_some(bias + column, count);
+        const int64_t at = (row + r) * columns + column;
+        if (residual) v = v + load_some(residual + at, count);
+        store_some(out + at, v, count);
+      }
+  }
+};
+
+// A pair is (gate, up) of the same sixteen columns.
+struct GatedEpilogue {
+  Activation activation;
+  bf16* out;
+  int64_t columns;
+
+  void operator()(const float* c, int64_t row, int rows, int64_t pair) const {
+    const int64_t column = pair * kLanes;
+    const int count = static_cast<int>(columns - column < kLanes ? columns - column : kLanes);
+    for (int r = 0; r < rows; ++r) {
+      const float* gate = c + r * kPair;
+      const Floats v = activate(activation, load(gate)) * load(gate + kLanes);
+      store_some(out + (row + r) * columns + column, v, count);
+    }
+  }
+};
+
+template <class Epilogue>
+class Worker {
+ public:
+  Worker(const Job& job, const Epilogue& epilogue) : job_(job), epilogue_(epilogue) {}
+
+  void operator()(int64_t task, int64_t next) {
+    const int64_t pair = task % job_.pairs, begin = task / job_.pairs * kRowChunk;
+    const int64_t end = begin + kRowChunk < job_.rows ? begin + kRowChunk : job_.rows;
+    const int64_t blocks = ceil_div(end - begin, Matmul<bf16>::kMaxRows);
+    const int64_t pair_elements = job_.steps * 2 * kTile;
+    const bf16* weight = job_.packed + pair * pair_elements;
+    const char* ahead = reinterpret_cast<const char*>(job_.packed + next % job_.pairs * pair_elements);
+    const int lines = static_cast<int>(ceil_div(2 * kTile * sizeof(bf16) / 64, blocks));
+    alignas(64) float c[Matmul<bf16>::kMaxRows * kPair];
+    for (int64_t row = begin; row < end; row += Matmul<bf16>::kMaxRows) {
+      const int rows = static_cast<int>(end - row < Matmul<bf16>::kMaxRows ? end - row : Matmul<bf16>::kMaxRows);
+      matmul_.run(job_.x + row * job_.ldx, job_.ldx, rows, {weight, weight + kTile, 2 * kTile},
+                  static_cast<int>(job_.steps), c, kPair, false, {ahead, lines});
+      ahead += job_.steps * lines * 64;
+      epilogue_(c, row, rows, pair);
+    }
+  }
+
+ private:
+  const Job& job_;
+  const Epilogue& epilogue_;
+  Matmul<bf16> matmul_;
+};
+
+template <class Epilogue>
+void run(Job job, int64_t k, int threads, const Epilogue& epilogue) {
+  Buffer<bf16> padded;
+  if (k % kStep) {  // the kernel reads whole steps: give the rows zeros to read
+    const int64_t depth = job.steps * kStep;
+    padded = make_buffer<bf16>(job.rows * depth);
+    for (int64_t row = 0; row < job.rows; ++row) {
+      std::memcpy(padded.get() + row * depth, job.x + row * job.ldx, k * sizeof(bf16));
+      std::memset(padded.get() + row * depth + k, 0, (depth - k) * sizeof(bf16));
+    }
+    job.x = padded.get();
+    job.ldx = depth;
+  }
+  const int64_t tasks = job.pairs * ceil_div(job.rows, kRowChunk);
+  parallel_tasks(threads, tasks, [&] { return Worker<Epilogue>(job, epilogue); });
+}
+
+}  // namespace
+}  // namespace chairlift
+
+using namespace chairlift;
+
+
+// weight [n, k] with row stride ld -> panels at slots first_slot, first_slot + slot_stride, ...
+CHAIRLIFT_EXPORT void chairlift_pack(const bf16* weight, int64_t n, int64_t k, int64_t ld, bf16* packed, int64_t first_slot,
+                    int64_t slot_stride, int threads) {
+  parallel_ranges(threads, ceil_div(n, kLanes), 1, [&](int64_t panel, int64_t) {
+    bf16* to = panel_at(packed, first_slot + panel * slot_stride, ceil_div(k, kStep));
+    pack_panel(weight + panel * kLanes * ld, n - panel * kLanes, k, ld, to);
+  });
+}
+
+// x [rows, k] (row stride ldx), out [rows, n] contiguous bf16 or fp32, residual [rows, n] or null.
+CHAIRLIFT_EXPORT void chairlift_linear(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed, int64_t n,
+                      const float* bias, const bf16* residual, void* out, int out_is_float, int threads) {
+  const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(n, kPair), n};
+  if (out_is_float)
+    run(job, k, threads, PlainEpilogue<float>{bias, residual, static_cast<float*>(out), n});
+  else
+    run(job, k, threads, PlainEpilogue<bf16>{bias, residual, static_cast<bf16*>(out), n});
+}
+
+// x [rows, k], packed gate and up [inner, k] -> out [rows, inner].
+CHAIRLIFT_EXPORT void chairlift_gate_up(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed, int64_t inner,
+                       int activation, bf16* out, int threads) {
+  const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(inner, kLanes), inner};
+  run(job, k, threads, GatedEpilogue{static_cast<Activation>(activation), out, inner});
+}
+

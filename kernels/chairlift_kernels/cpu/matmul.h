@@ -1,0 +1,149 @@
+// The one matrix kernel of this library: a few rows times a pair of packed 16-column panels.
+//
+// A panel holds `steps` tiles of 32 (k) x 16 (columns). A tile of bf16 stores two neighbouring k of one column side
+// by side ([k/2][column][2], 1 KB), which is both what an AMX tile and what a 512-bit bf16 dot product reads; a tile
+// of fp32 is [k][column]. Weights, the K cache (columns are keys) and the V cache (columns are head dimensions) are
+// all kept like this. Every row's sums run over k in the same order whatever the other rows are.
+#pragma once
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace chairlift {
+
+constexpr int kStep = 32;            // k per tile
+constexpr int kPair = 2 * kLanes;    // columns per call
+constexpr int kTile = kStep * kLanes;  // elements per tile
+
+template <class T>
+struct Panels {
+  const T* first;
+  const T* second;
+  int64_t step;  // elements from one tile to the next of the same panel
+};
+
+// Memory to fetch while computing: `lines` cache lines per step.
+struct Ahead {
+  const char* from = nullptr;
+  int lines = 0;
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {  // one k pair of both panels
+  __m512bh first, second;
+};
+
+inline Pairs load_pairs(const bf16* first, const bf16* second) {
+  return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(first)),
+          reinterpret_cast<__m512bh>(_mm512_loadu_si512(second))};
+}
+
+inline void multiply_add(Floats* c, const bf16* a, const Pairs& b) {
+  int32_t pair;
+  std::memcpy(&pair, a, sizeof pair);
+  auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+  c[0] = reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(c[0]), both, b.first));
+  c[1] = reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(c[1]), both, b.second));
+}
+#else
+struct Pairs {
+  Floats first[2], second[2];  // even k, odd k
+};
+
+inline void split_pairs(const bf16* from, Floats* to) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  to[0] = reinterpret_cast<Floats>(words << 16);
+  to[1] = reinterpret_cast<Floats>(words & 0xffff0000u);
+}
+
+inline Pairs load_pairs(const bf16* first, const bf16* second) {
+  Pairs pairs;
+  split_pairs(first, pairs.first);
+  split_pairs(second, pairs.second);
+  return pairs;
+}
+
+inline void multiply_add(Floats* c, const bf16* a, const Pairs& b) {
+  const float even = to_float(a[0]), odd = to_float(a[1]);
+  c[0] = c[0] + b.first[0] * even + b.first[1] * odd;
+  c[1] = c[1] + b.second[0] * even + b.second[1] * odd;
+}
+#endif
+
+struct Singles {
+  Floats first, second;
+};
+
+inline Singles load_pairs(const float* first, const float* second) {
+  return {load(first), load(second)};
+}
+
+inline void multiply_add(Floats* c, const float* a, const Singles& b) {
+  c[0] = c[0] + b.first * *a;
+  c[1] = c[1] + b.second * *a;
+}
+
+template <class T>
+constexpr int kPack = std::is_same_v<T, bf16> ? 2 : 1;  // k stored side by side
+
+// c[rows, 32] (+)= a[rows, 32 * steps] x panels, in vector registers.
+template <class T>
+struct VectorMatmul {
+#if defined(__AVX512F__)
+  static constexpr int kMaxRows = 12;  // 24 sums, 2 panel registers, 1 broadcast of 32
+#else
+  static constexpr int kMaxRows = 2;
+#endif
+
+  void run(const T* a, int64_t lda, int rows, const Panels<T>& b, int steps, float* c, int64_t ldc,
+           bool accumulate, Ahead ahead = {}) {
+    dispatch<kMaxRows>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);
+  }
+
+ private:
+  template <int kRows>
+  static void dispatch(const T* a, int64_t lda, int rows, const Panels<T>& b, int steps, float* c,
+                       int64_t ldc, bool accumulate, Ahead ahead) {
+    if (rows == kRows) return multiply<kRows>(a, lda, b, steps, c, ldc, accumulate, ahead);
+    if constexpr (kRows > 1)
+      dispatch<kRows - 1>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);
+  }
+
+  template <int kRows>
+  static void multiply(const T* a, int64_t lda, const Panels<T>& b, int steps, float* c, int64_t ldc,
+                       bool accumulate, Ahead ahead) {
+    Floats sum[kRows][2];
+    for (int r = 0; r < kRows; ++r)
+      for (int half = 0; half < 2; ++half)
+        sum[r][half] = accumulate ? load(c + r * ldc + half * kLanes) : Floats{};
+    for (int step = 0; step < steps; ++step) {
+      const T* first = b.first + step * b.step;
+      const T* second = b.second + step * b.step;
+      prefetch_lines(ahead.from + static_cast<int64_t>(step) * ahead.lines * 64, ahead.lines);
+      for (int k = 0; k < kStep; k += kPack<T>) {
+        const auto columns = load_pairs(first + k * kLanes, second + k * kLanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) multiply_add(sum[r], a + r * lda + step * kStep + k, columns);
+      }
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int half = 0; half < 2; ++half) store(c + r * ldc + half * kLanes, sum[r][half]);
+  }
+};
+
+template <class T>
+struct MatmulFor {
+  using type = VectorMatmul<T>;
+};
+
+}  // namespace chairlift
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#include "matmul_amx.h"
+#endif
+
+namespace chairlift {
+template <class T>
+using Matmul = typename MatmulFor<T>::type;
+}
