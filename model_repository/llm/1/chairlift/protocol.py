@@ -27,6 +27,7 @@ from chairlift.calls import (
 from chairlift.errors import ErrorCode, RequestError
 from chairlift.messages import parse_messages
 from chairlift.parameters import CANONICAL, FIELDS, Values, sampling_params
+from chairlift.responses import OUTPUTS
 from chairlift.tensors import Array, Row, split_rows
 from chairlift.values import as_int, as_text, load_json, refuse, shorten
 
@@ -78,8 +79,8 @@ def parse(
 ) -> list[GenerateCall] | StopCall:
     """Tensors and request parameters -> one call per row, or a request to stop another.
 
-    ``requested``: outputs the client named one by one (empty where it listed none, which Triton
-    shows as all). Raises `RequestError`, in the words of the dialect.
+    ``requested``: names of the outputs wanted, as Triton lists them (all of them where the client
+    named none). Raises `RequestError`, in the words of the dialect.
     """
     if "vllm_text_input" in inputs:
         inputs = {"text_input" if n == "vllm_text_input" else n: t for n, t in inputs.items()}
@@ -89,7 +90,8 @@ def parse(
         if _is_stop(inputs):
             return _stop_call(request_id)
         rows = split_rows(inputs, wire)
-        named = {*requested, "batch_index"} if len(rows) > 1 else set(requested)
+        named = set(requested) if len(requested) < len(OUTPUTS) else set()
+        named |= {"batch_index"} if len(rows) > 1 else set()
         return [
             replace(
                 _row_call(row, parameters, wire, named),

@@ -34,6 +34,7 @@ class TokenPieces:
         decoder = self._tokenizer.decoder
         kinds = _decoder_types(json.loads(decoder.__getstate__()) if decoder else {})
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else None
+        self._letters = {byte: letter for letter, byte in (self._alphabet or {}).items()}
         self._byte_fallback = "ByteFallback" in kinds
         # These look at a token's neighbours, so that a piece holds for one pair of tokens only.
         self._local = not kinds & {"BPEDecoder", "CTC"}
@@ -64,6 +65,32 @@ class TokenPieces:
     def text(self, token_id: int) -> str:
         """A token as reports of log-probabilities show it."""
         return self.by_itself(token_id).decode(errors="replace")
+
+    def lattice(self, data: bytes) -> list[dict[int, list[int]]]:
+        """For every start, the ends reached by one token, and the ids of the tokens between."""
+        ends = range(1, len(data) + 1)
+        lattice = []
+        for start in range(len(data)):
+            spelled = {end: self._spelling(data[start:end]) for end in ends if end > start}
+            lattice.append({end: ids for end, ids in spelled.items() if ids})
+        return lattice
+
+    def _spelling(self, data: bytes) -> list[int]:
+        """Ordinary tokens that add exactly these bytes."""
+        if self._alphabet is not None:
+            names = ["".join(self._letters[byte] for byte in data)]
+        else:
+            text = data.decode(errors="replace")
+            names = [
+                text.replace(" ", "\N{LOWER ONE EIGHTH BLOCK}"),
+                text,
+                text.strip(),
+                "##" + text,
+            ]
+            names += [f"<0x{data[0]:02X}>"] * (len(data) == 1)
+        found = {self._tokenizer.token_to_id(name) for name in names}
+        ids = {token_id for token_id in found if token_id is not None} - self.special_ids
+        return sorted(token_id for token_id in ids if self.by_itself(token_id) == data)
 
     def _make(self, token_id: int, before: list[int]) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
