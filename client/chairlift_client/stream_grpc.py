@@ -14,6 +14,13 @@ from chairlift_client.errors import GenerateError
 from chairlift_client.stream import Chunk, Endpoint, Query, Value
 
 METADATA_TIMEOUT_SECONDS = 10.0
+# Channels of one process share their connections unless told otherwise, so a call made while a
+# server restarts would make the next ones wait, for up to two minutes, though it is back.
+CHANNEL_ARGUMENTS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_send_message_length", 2**31 - 1),
+    ("grpc.max_receive_message_length", 2**31 - 1),
+)
 
 
 class _Answer(NamedTuple):
@@ -34,7 +41,9 @@ def grpc_chunks(endpoint: Endpoint, query: Query) -> Generator[Chunk, None, None
     Raises GenerateError for a refusal, a broken connection or a timeout.
     """
     deadline = None if query.timeout is None else time.monotonic() + query.timeout
-    client = grpc.InferenceServerClient(f"{endpoint.host}:{endpoint.port}")
+    client = grpc.InferenceServerClient(
+        f"{endpoint.host}:{endpoint.port}", channel_args=list(CHANNEL_ARGUMENTS)
+    )
     answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
     finished = False
     try:

@@ -215,7 +215,13 @@ class Supervisor:
                 self._parts.report(f"the drain ended early: {failure}")
                 return
             self._parts.wait(POLL_SECONDS)
+        self._let_exit(server)
+
+    def _let_exit(self, server: Server) -> None:
+        """Give tritonserver time to unload its models; who hurries is not made to wait for it."""
         server.terminate()
         deadline = self._parts.clock() + self._limits.exit
-        while server.exit_code() is None and self._parts.clock() < deadline:
+        while not self._stop.hurried and self._parts.clock() < deadline:
+            if server.exit_code() is not None:
+                return
             self._parts.wait(POLL_SECONDS)

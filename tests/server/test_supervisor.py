@@ -113,7 +113,7 @@ def test_drain_ends_at_its_limit(start_toy: StartServer) -> None:
     wait_for("the first words", lambda: client.pieces)
     assert server.stop(60) == 0
     client.ended()
-    assert client.error is not None
+    assert client.error is not None and "drain limit" in str(client.error)
 
 
 def test_second_signal_hurries(start_toy: StartServer) -> None:

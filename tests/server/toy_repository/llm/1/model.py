@@ -24,6 +24,7 @@ class TritonPythonModel:
         self.running = 0
         self.cancelled = 0
         self.state = "serving"
+        self.drain_deadline = None
         self.lock = threading.Lock()
         self.closing = threading.Event()
         self.heart = threading.Thread(target=self.beat)
@@ -64,6 +65,8 @@ class TritonPythonModel:
             if sender.is_cancelled():
                 self.cancelled += 1
                 return self.refuse(sender, "cancelled", pb_utils.TritonError.CANCELLED)
+            if self.drain_deadline is not None and time.monotonic() > self.drain_deadline:
+                return self.refuse(sender, "drain limit", pb_utils.TritonError.UNAVAILABLE)
             if stream:
                 self.send(sender, word, i + 1 == count)
         if not stream:
@@ -88,6 +91,8 @@ class TritonPythonModel:
     def beat(self):
         while not self.closing.wait(0.1):
             if self.state == "serving" and (self.control / "drain").exists():
+                limit = float((self.control / "drain").read_text())
+                self.drain_deadline = time.monotonic() + limit
                 self.state = "draining"
             if self.state == "draining" and self.running == 0:
                 self.state = "drained"
