@@ -146,7 +146,7 @@ def _joined(first: list[str], rest: str | None) -> str:
 
 def _check_libraries(program: Path, environment: Mapping[str, str]) -> None:
     """Ask the loader for missing libraries before it dies without a word. Raises SetupError."""
-    ldd = shutil.which("ldd")
+    ldd = shutil.which("ldd", path=environment["PATH"])
     if ldd is None or not program.is_file():
         return
     listing = subprocess.run([ldd, program], env=environment, capture_output=True, text=True)

@@ -44,12 +44,15 @@ class Query:
 def parse_url(url: str) -> Endpoint:
     """Read grpc://host:port, http://host:port, or host:port, which means gRPC.
 
-    Raises GenerateError for another scheme.
+    Raises GenerateError for another scheme or a port that is no number.
     """
     parts = urlsplit(url if "//" in url else f"grpc://{url}")
     if parts.scheme not in DEFAULT_PORTS:
         raise GenerateError(f"{url}: the URL must start with grpc:// or http://")
-    port = parts.port or DEFAULT_PORTS[parts.scheme]
+    try:
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
+    except ValueError as error:
+        raise GenerateError(f"{url}: the URL has no valid port") from error
     return Endpoint(parts.scheme, parts.hostname or "127.0.0.1", port)
 
 

@@ -20,11 +20,7 @@ def http_chunks(endpoint: Endpoint, query: Query) -> Generator[Chunk, None, None
         response = _post(connection, query)
         if response.status != 200:
             raise GenerateError(_error_text(response.read(), response.status))
-        while True:
-            _limit_next_read(connection, deadline)
-            line = response.readline()
-            if not line:
-                return
+        for line in _lines(response, connection, deadline):
             if line.startswith(b"data:"):
                 yield _chunk(json.loads(line[5:]))
     except TimeoutError as error:
@@ -48,6 +44,22 @@ def _post(connection: http.client.HTTPConnection, query: Query) -> http.client.H
         {"Content-Type": "application/json"},
     )
     return connection.getresponse()
+
+
+def _lines(
+    response: http.client.HTTPResponse,
+    connection: http.client.HTTPConnection,
+    deadline: float | None,
+) -> Generator[bytes, None, None]:
+    """The body's lines; `readline` would take a connection that broke for the body's end."""
+    rest = b""
+    while True:
+        _limit_next_read(connection, deadline)
+        block = response.read1(1 << 16)
+        if not block:
+            return
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
 
 
 def _limit_next_read(connection: http.client.HTTPConnection, deadline: float | None) -> None:
