@@ -30,7 +30,7 @@ def resolve_model(given: str | None, repository: Path, console: Console) -> dict
     if given is not None and given != DEFAULT_MODEL:
         path = Path(given).expanduser()
         return {"model": str(path.resolve()) if path.exists() else given}
-    if given is None and _model_json_names_one(repository):
+    if given is None and Path(_model_json_model(repository)).name not in ("", DEFAULT_MODEL):
         return {}
     return {"model": str(prepare_default_model(models_root(), console))}
 
@@ -87,12 +87,13 @@ def check_sum(gguf: Path, expected: str = GGUF_SHA256) -> None:
         raise SetupError(f"{gguf} has SHA-256 {digest.hexdigest()}, expected {expected}")
 
 
-def _model_json_names_one(repository: Path) -> bool:
+def _model_json_model(repository: Path) -> str:
+    """The model that the repository names for itself; what is wrong there the engine will say."""
     try:
         settings = json.loads((repository / "llm" / "1" / "model.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("model"))
+        return str(settings.get("model") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def _download(downloads: Path) -> Path:
