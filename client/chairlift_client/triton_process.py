@@ -34,6 +34,8 @@ def server_command(settings: ServeSettings, files: ServerFiles, shm_prefix: str)
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         f"--backend-config=python,stub-timeout-seconds={int(settings.load_timeout)}",
         f"--log-verbose={settings.log_verbose}",
+        # The model's config is complete; completing it would import torch in a process of its own.
+        "--disable-auto-complete-config",
     ]
     if files.backends is not None:
         command.append(f"--backend-directory={files.backends}")

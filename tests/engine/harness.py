@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import torch
+
 from chairlift.assembly import build
 from chairlift.config import EngineConfig
 from chairlift.engine import ErrorOut, Outputs, PromptOut, TokenOut
@@ -65,7 +66,9 @@ class Harness:
         uid = next(self._uids)
         fields.setdefault("eos_ids", self.assembly.loaded.eos_ids)
         fields.setdefault("seed", params.seed or 0)
-        self.engine.submit([Request(uid, list(prompt_ids), params, arrival=self.now, **fields)])
+        request = Request(uid, list(prompt_ids), params, arrival=self.now, **fields)
+        self.engine.check_fits(request)
+        self.engine.submit([request])
         return uid
 
     def step(self) -> bool:
@@ -129,11 +132,15 @@ class Oracle:
         self, prompt_ids: list[int], tokens: list[int], max_tokens: int, tie: float = 1e-3
     ) -> None:
         """Equal to ``generate``; a tie excuses a difference, and what follows it."""
-        expected = self.generate(prompt_ids, max_tokens)
+        self.check_against(prompt_ids, tokens, self.generate(prompt_ids, max_tokens), tie)
+
+    def check_against(
+        self, prompt_ids: list[int], tokens: list[int], expected: list[int], tie: float = 1e-3
+    ) -> None:
         if tokens == expected:
             return
         first = next(
-            (i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b),
+            (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
             min(len(tokens), len(expected)),
         )
         gap = self.top_two_gap(prompt_ids + expected[:first])

@@ -54,9 +54,7 @@ def build(
     backend = make_backend(config)
     bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.dtype.itemsize)
     pool = plan_pool(config, loaded.device, bytes_per_token, lambda: None)
-    backend.allocate(
-        loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device
-    )
+    backend.allocate(loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device)
     sampler = Sampler(loaded.vocab_size, loaded.device)
     runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
     kv = KVCacheManager(

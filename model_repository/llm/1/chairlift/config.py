@@ -83,7 +83,7 @@ class EngineConfig(BaseModel):
     default_sampling: Literal["dialect", "greedy", "random"] = "dialect"
     dialect: Literal["trtllm", "vllm"] = "trtllm"
     stream_interval: int = Field(1, ge=1)
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=0, lt=2**63)
 
     # Life cycle
     cancellation_check_period_ms: int = Field(50, ge=1)
@@ -112,12 +112,17 @@ def _is_unset(value: object) -> bool:
     return value is None or (isinstance(value, str) and (value == "" or value.startswith("${")))
 
 
-def load_config(model_json: Path, overrides: str | None) -> EngineConfig:
-    """Merge ``1/model.json`` and the command line's JSON; the command line wins.
+def load_config(
+    model_json: Path, overrides: str | None, variant: Mapping[str, str] | None = None
+) -> EngineConfig:
+    """Merge the settings; the command line's JSON wins over ``1/model.json``.
 
-    Raises ``ValueError`` with one line per bad key.
+    ``variant`` holds the parameters of the config.pbtxt in use, which say what that file is for (the
+    batching mode, the dialect); they fill what neither of the two sets. Raises ``ValueError`` with
+    one clause per bad key.
     """
-    settings: dict[str, Any] = {}
+    known = EngineConfig.model_fields
+    settings: dict[str, Any] = {k: v for k, v in (variant or {}).items() if k in known}
     for source, text in (
         (model_json.name, model_json.read_text() if model_json.exists() else "{}"),
         ("CHAIRLIFT_SETTINGS", overrides or "{}"),

@@ -115,10 +115,19 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
+    def check_fits(self, request: Request) -> None:
+        """Raises ``RequestError``, with the numbers, for a request that the pool can never hold."""
+        kv = self._scheduler.kv
+        needed = kv.blocks_for(request.max_total_tokens)
+        if needed > kv.num_usable:
+            raise RequestError(
+                f"prompt ({request.num_prompt_tokens} tokens) + max_tokens "
+                f"({request.params.max_tokens}) need {needed} KV blocks of {kv.block_size} tokens, "
+                f"but the pool has {kv.num_usable}"
+            )
+
     def submit(self, requests: Sequence[Request]) -> None:
-        """Hand requests over; raises ``RequestError`` where they can never fit or none are taken."""
-        for request in requests:
-            self._check_fits(request)
+        """Hand requests over, all or none; raises ``RequestError`` where none are taken any more."""
         with self._wake:
             if self.state is not State.SERVING:
                 raise self._refusal()
@@ -162,8 +171,7 @@ class Engine:
         """Block until nothing is open; False once the engine takes no more requests."""
         with self._wake:
             self._wake.wait_for(
-                lambda: self.state is not State.SERVING
-                or not (self._groups or self._num_incoming)
+                lambda: self.state is not State.SERVING or not (self._groups or self._num_incoming)
             )
             return self.state is State.SERVING
 
@@ -404,16 +412,6 @@ class Engine:
         )
         return RequestError(message, ErrorCode.UNAVAILABLE)
 
-    def _check_fits(self, request: Request) -> None:
-        kv = self._scheduler.kv
-        needed = kv.blocks_for(request.max_total_tokens)
-        if needed > kv.num_usable:
-            raise RequestError(
-                f"prompt ({request.num_prompt_tokens} tokens) + max_tokens "
-                f"({request.params.max_tokens}) need {needed} KV blocks of {kv.block_size} tokens, "
-                f"but the pool has {kv.num_usable}"
-            )
-
     def _set_state(self, state: State) -> None:
         with self._wake:
             self.state = state
@@ -443,6 +441,4 @@ class Engine:
 
 def _is_out_of_memory(error: Exception) -> bool:
     text = str(error)
-    return (
-        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text
-    )
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text

@@ -75,7 +75,10 @@ def load(config: EngineConfig) -> LoadedModel:
     attention.register()
     device = pick_device(config.device)
     source = resolve_source(config.model)
-    common: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    common: dict[str, Any] = {
+        "revision": config.revision,
+        "trust_remote_code": config.trust_remote_code,
+    }
     if source.gguf_file:
         common["gguf_file"] = source.gguf_file
     hf_config = AutoConfig.from_pretrained(source.name, **common)
@@ -123,9 +126,13 @@ def check_architecture(hf_config: Any) -> None:
     text_config = hf_config.get_text_config(decoder=True)
     others = set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
     if others:
-        raise UnsupportedModel(f"{cls.__name__} has layers of type {sorted(others)}; served are {sorted(SUPPORTED_LAYER_TYPES)}")
+        raise UnsupportedModel(
+            f"{cls.__name__} has layers of type {sorted(others)}; served are {sorted(SUPPORTED_LAYER_TYPES)}"
+        )
     if getattr(text_config, "num_kv_shared_layers", 0):
-        raise UnsupportedModel(f"{cls.__name__} shares the KV cache between layers, which is not served")
+        raise UnsupportedModel(
+            f"{cls.__name__} shares the KV cache between layers, which is not served"
+        )
 
 
 def end_tokens(generation_config: Any, hf_config: Any, tokenizer: Any) -> frozenset[int]:
@@ -148,7 +155,9 @@ def context_length(hf_config: Any, wanted: int | None) -> int:
             raise UnsupportedModel("the checkpoint names no context length; set max_model_len")
         return wanted
     if wanted is not None and wanted > own:
-        raise UnsupportedModel(f"max_model_len is {wanted}, but the model's context is {own} tokens")
+        raise UnsupportedModel(
+            f"max_model_len is {wanted}, but the model's context is {own} tokens"
+        )
     return wanted or int(own)
 
 
@@ -167,7 +176,9 @@ def _chat_template(config: EngineConfig, tokenizer: Any) -> str | None:
     """The setting (a file or the template itself), else the checkpoint's."""
     if config.chat_template is None:
         template = tokenizer.chat_template
-        return template if isinstance(template, str) or template is None else template.get("default")
+        return (
+            template if isinstance(template, str) or template is None else template.get("default")
+        )
     path = Path(config.chat_template)
     if "{" not in config.chat_template and path.is_file():
         return path.read_text()

@@ -166,7 +166,7 @@ def _sampling_row(request: Request, sample_index: int) -> SamplingRow:
         position=request.num_tokens,
         prompt_ids=request.prompt_ids,
         output_ids=request.output_ids,
-        uid=request.uid,
+        uid=request.uid + sample_index - request.sample_index,
         eos_ids=request.eos_ids,
         bad_word_ids=request.bad_word_ids,
     )
@@ -188,7 +188,9 @@ def _prompt_rows(plan: StepPlan, scoring: list[Row]) -> list[int]:
             first[id(row)] = offset
         offset += row.num_tokens
     return [
-        first[id(row)] + index for row in scoring for index in range(len(_following_prompt_ids(row)))
+        first[id(row)] + index
+        for row in scoring
+        for index in range(len(_following_prompt_ids(row)))
     ]
 
 

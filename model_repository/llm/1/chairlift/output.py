@@ -1,0 +1,168 @@
+"""The output thread: tokens -> text -> responses. All sends happen here, and only here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from .answers import Answer, RequestRecord
+from .engine import ErrorOut, Outputs, PromptOut, TokenOut
+from .errors import RequestError
+
+logger = logging.getLogger(__name__)
+
+
+class Stopper(Protocol):
+    """The part of the engine that this thread needs."""
+
+    def abort_sequence(self, group: int, sample_index: int) -> None: ...
+
+    def abort(self, group: int, error: RequestError | None = None) -> None: ...
+
+
+class Observer(Protocol):
+    """Told, in this thread, of what the metrics count."""
+
+    def on_tokens(self, answer: Answer, count: int, now: float) -> None: ...
+
+    def on_ended(self, record: RequestRecord) -> None: ...
+
+
+class Unobserved:
+    """Counts nothing."""
+
+    def on_tokens(self, answer: Answer, count: int, now: float) -> None: ...
+
+    def on_ended(self, record: RequestRecord) -> None: ...
+
+
+class OutputThread:
+    """Drains the engine's messages. While a send takes its time messages gather, and what gathered
+    for one sequence goes out as one chunk: a slow sender coalesces, and the engine never waits."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        observer: Observer,
+        on_closed: Callable[[Answer], None],
+    ) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._on_closed = on_closed
+        self._queue: SimpleQueue[Answer | Outputs | None] = SimpleQueue()
+        self._open: dict[int, Answer] = {}
+        self._engine: Stopper | None = None
+        self._thread = threading.Thread(target=self._run, name="chairlift-output", daemon=True)
+
+    def start(self, engine: Stopper) -> None:
+        self._engine = engine
+        self._thread.start()
+
+    def open(self, answer: Answer) -> None:
+        """Announce a request; must come before the engine hears of it."""
+        self._queue.put(answer)
+
+    def put(self, outputs: Outputs) -> None:
+        """One step's outputs; never blocks."""
+        self._queue.put(outputs)
+
+    def stop(self) -> None:
+        """Send what is queued, then end the thread and wait for it."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            touched: dict[int, Answer] = {}
+            running = self._take(self._queue.get(), touched)
+            try:
+                while running:
+                    running = self._take(self._queue.get_nowait(), touched)
+            except Empty:
+                pass
+            for answer in touched.values():
+                self._respond(answer)
+
+    def _take(self, message: Answer | Outputs | None, touched: dict[int, Answer]) -> bool:
+        if message is None:
+            return False
+        if isinstance(message, Answer):
+            self._open[message.group] = message
+            return True
+        now = self._clock()
+        for out in message:
+            answer = self._open.get(out.group)
+            if answer is None:
+                continue
+            try:
+                self._apply(out, answer, now, touched)
+            except Exception as error:
+                logger.exception("request %d: its output could not be made", out.group)
+                self._end(answer, RequestError(f"output failed: {error}"))
+        return True
+
+    def _apply(
+        self,
+        out: TokenOut | PromptOut | ErrorOut,
+        answer: Answer,
+        now: float,
+        touched: dict[int, Answer],
+    ) -> None:
+        assert self._engine is not None
+        if isinstance(out, TokenOut):
+            before = answer.record.last_token
+            if answer.on_token(out, now):
+                self._engine.abort_sequence(out.group, out.sample_index)
+            self._observer.on_tokens(answer, 1, now if before is None else before)
+            touched[out.group] = answer
+        elif isinstance(out, PromptOut):
+            answer.on_prompt(out)
+        else:
+            touched.pop(out.group, None)
+            self._flush(answer)
+            self._end(answer, answer.call.error(RequestError(out.message, out.code)))
+
+    def _respond(self, answer: Answer) -> None:
+        if answer.group not in self._open:
+            return
+        try:
+            self._flush(answer)
+        except Exception as error:
+            logger.exception("request %d: a response could not be sent", answer.group)
+            assert self._engine is not None
+            self._engine.abort(answer.group)
+            self._end(answer, RequestError(f"sending failed: {error}"))
+
+    def _flush(self, answer: Answer) -> None:
+        """Send what is due; the last response of the client's last row carries FINAL."""
+        client = answer.client
+        last = None
+        for outputs in answer.responses():
+            if last is not None:
+                client.responder.send(last, final=False)
+            last = outputs
+        if last is None:
+            return
+        closing = answer.ended and client.open_rows == 1
+        client.responder.send(last, final=closing)
+        if answer.ended:
+            self._close(answer)
+
+    def _end(self, answer: Answer, error: RequestError) -> None:
+        answer.record.error = error.message
+        try:
+            answer.client.responder.fail(error, final=answer.client.open_rows == 1)
+        except Exception:
+            logger.exception("request %d: its error could not be sent", answer.group)
+        self._close(answer)
+
+    def _close(self, answer: Answer) -> None:
+        if self._open.pop(answer.group, None) is None:
+            return
+        answer.client.open_rows -= 1
+        self._observer.on_ended(answer.record)
+        self._on_closed(answer)

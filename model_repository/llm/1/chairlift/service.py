@@ -1,0 +1,188 @@
+"""Everything behind one model entry but Triton itself: parse, submit, answer, watch, drain."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import assembly, protocol
+from .answers import Answer, ClientRequest, Responder
+from .calls import GenerateCall, StopCall, WireSettings
+from .config import EngineConfig
+from .engine import ErrorOut, State
+from .errors import ErrorCode, RequestError
+from .housekeeping import Housekeeping
+from .open_requests import OpenRequests
+from .output import Observer, OutputThread
+from .prompts import PromptProcessor
+from .request import Request
+from .tensors import Array
+from .token_pieces import TokenPieces
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as it came: tensors, request parameters, and the way back.
+
+    ``timeout_us`` is Triton's request timeout, 0 for none.
+    """
+
+    inputs: Mapping[str, Array]
+    parameters: Mapping[str, str | int | float | bool]
+    request_id: str
+    timeout_us: int
+    requested: Collection[str]
+    responder: Responder
+
+
+class Service:
+    """Owns the engine, the output thread, and housekeeping, and joins them to arrivals."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        wire: WireSettings,
+        *,
+        observer: Observer,
+        control_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._wire = wire
+        self._clock = clock
+        self._epoch_offset = time.time() - clock()
+        self._uids = itertools.count(0, wire.limits.samples)
+        self._batch_ids = itertools.count(1)
+        self._rng = random.Random(config.seed)
+        self._open = OpenRequests()
+        self._output = OutputThread(clock, observer, self._open.remove)
+        self.parts = assembly.build(config, self._output.put, clock)
+        loaded = self.parts.loaded
+        self.engine = self.parts.engine
+        self._pieces = TokenPieces(loaded.tokenizer)
+        self._prompts = PromptProcessor(
+            loaded.tokenizer,
+            loaded.chat_template,
+            max_model_len=self.parts.max_model_len,
+            vocab_size=loaded.vocab_size,
+            add_special_tokens=config.add_special_tokens,
+        )
+        self._housekeeping = Housekeeping(config, self.engine, self._open, clock, control_dir)
+
+    def start(self) -> None:
+        self._output.start(self.engine)
+        self.engine.start()
+        self._housekeeping.start()
+
+    def close(self) -> None:
+        """End what is open, then join the threads."""
+        self._housekeeping.stop()
+        self.engine.stop()
+        self._output.stop()
+
+    @property
+    def ready(self) -> bool:
+        return self.engine.state is State.SERVING
+
+    def take(self, arrivals: Sequence[Arrival]) -> None:
+        """Submit one batch of Triton's. Blocks to push back: in dynamic batching until the batch
+        before it is done, else while the waiting room is full."""
+        if self.config.batching == "dynamic":
+            self.engine.wait_until_idle()
+            self._submit(arrivals)
+            return
+        for arrival in arrivals:
+            self.engine.wait_for_room()
+            self._submit([arrival])
+
+    def _submit(self, arrivals: Sequence[Arrival]) -> None:
+        batch_id = next(self._batch_ids)
+        requests: list[Request] = []
+        for arrival in arrivals:
+            try:
+                requests += self._admit(arrival, batch_id)
+            except RequestError as error:
+                arrival.responder.fail(error, final=True)
+            except Exception as error:
+                logger.exception("request %r could not be read", arrival.request_id)
+                arrival.responder.fail(
+                    RequestError(f"internal error: {error}", ErrorCode.INTERNAL), final=True
+                )
+        if not requests:
+            return
+        try:
+            self.engine.submit(requests)
+        except RequestError as error:
+            self._output.put([ErrorOut(r.group, error.code, error.message) for r in requests])
+
+    def _admit(self, arrival: Arrival, batch_id: int) -> list[Request]:
+        """Parse, tokenize, and check one arrival; its answers are open when this returns."""
+        now = self._clock()
+        parsed = protocol.parse(
+            arrival.inputs, arrival.parameters, arrival.request_id, self._wire, arrival.requested
+        )
+        if isinstance(parsed, StopCall):
+            self._stop_running(parsed.request_id, arrival.responder)
+            return []
+        deadline = now + arrival.timeout_us / 1e6 if arrival.timeout_us else None
+        client = ClientRequest(arrival.responder, arrival.request_id, deadline)
+        made = [self._make(call, client, now, batch_id) for call in parsed]
+        for _, request in made:
+            self.engine.check_fits(request)
+        for answer, request in made:
+            client.groups.append(request.group)
+            client.open_rows += 1
+        self._open.add(client)
+        for answer, _ in made:
+            self._output.open(answer)
+        return [request for _, request in made]
+
+    def _make(
+        self, call: GenerateCall, client: ClientRequest, now: float, batch_id: int
+    ) -> tuple[Answer, Request]:
+        try:
+            prompt = self._prompts.prepare(call)
+        except RequestError as error:
+            raise call.error(error) from None
+        params = prompt.params
+        request = Request(
+            uid=next(self._uids),
+            prompt_ids=list(prompt.token_ids),
+            params=params,
+            seed=params.seed if params.seed is not None else self._rng.getrandbits(63),
+            arrival=now,
+            eos_ids=self.parts.loaded.eos_ids,
+            bad_word_ids=prompt.bad_word_ids,
+            priority=call.priority,
+            tenant=call.tenant,
+            cache_salt=call.cache_salt,
+            batch_id=batch_id,
+        )
+        answer = Answer(
+            client,
+            call,
+            request,
+            self._pieces,
+            self._wire,
+            prompt.text,
+            self._to_ns,
+            self.config.block_size,
+        )
+        return answer, request
+
+    def _stop_running(self, request_id: str, responder: Responder) -> None:
+        """TensorRT-LLM's stop message: end the request of the same id; its own answer is empty."""
+        for client in self._open.by_request_id(request_id):
+            for group in client.groups:
+                self.engine.abort(group, RequestError("Request was cancelled", ErrorCode.CANCELLED))
+        responder.send({}, final=True)
+
+    def _to_ns(self, seconds: float) -> int:
+        return int((seconds + self._epoch_offset) * 1e9)

@@ -1,0 +1,137 @@
+"""The Triton side: tensors in, tensors out. Nothing else in Chairlift knows tritonserver."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from chairlift.calls import WireSettings
+from chairlift.config import EngineConfig, load_config
+from chairlift.errors import RequestError
+from chairlift.output import Unobserved
+from chairlift.service import Arrival, Service
+
+
+class LogToTriton(logging.Handler):
+    """Sends the engine's log lines to tritonserver's own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            pb_utils.Logger.log_error(text)
+        elif record.levelno >= logging.WARNING:
+            pb_utils.Logger.log_warn(text)
+        else:
+            pb_utils.Logger.log_info(text)
+
+
+class TritonResponder:
+    """One client's response sender. Holds nothing else of the request, whose tensors are copied."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+
+    def send(self, outputs: Mapping[str, np.ndarray[Any, Any]], *, final: bool) -> None:
+        tensors = [pb_utils.Tensor(name, array) for name, array in outputs.items()]
+        self._send(pb_utils.InferenceResponse(output_tensors=tensors), final)
+
+    def fail(self, error: RequestError, *, final: bool) -> None:
+        code = getattr(pb_utils.TritonError, error.code.value)
+        triton_error = pb_utils.TritonError(error.message, code)
+        self._send(pb_utils.InferenceResponse(error=triton_error), final)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def _send(self, response: Any, final: bool) -> None:
+        self._sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
+class TritonPythonModel:
+    """What tritonserver calls."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        _log_to_triton()
+        model_config = json.loads(args["model_config"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        variant = _variant(model_config)
+        config = load_config(folder / "model.json", os.environ.get("CHAIRLIFT_SETTINGS"), variant)
+        _refuse_instances(model_config)
+        logging.getLogger("chairlift").setLevel(config.log_level.upper())
+        control = os.environ.get("CHAIRLIFT_CONTROL_DIR")
+        self._service = Service(
+            config,
+            _wire(config, model_config, args["model_name"]),
+            observer=Unobserved(),
+            control_dir=Path(control) if control else None,
+        )
+        self._service.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Parse, submit, and return; responses come from the output thread."""
+        self._service.take([_arrival(request) for request in requests])
+
+    def is_ready(self) -> bool:
+        return self._service.ready
+
+    def finalize(self) -> None:
+        self._service.close()
+
+
+def _arrival(request: Any) -> Arrival:
+    """Copies the tensors: the shared memory behind them is Triton's again after ``execute``."""
+    inputs = {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
+    return Arrival(
+        inputs=inputs,
+        parameters=json.loads(request.parameters() or "{}"),
+        request_id=request.request_id(),
+        timeout_us=request.timeout(),
+        requested=request.requested_output_names(),
+        responder=TritonResponder(request),
+    )
+
+
+def _variant(model_config: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of config.pbtxt; the variants under configs/ differ in them."""
+    parameters = model_config.get("parameters", {})
+    return {name: value["string_value"] for name, value in parameters.items()}
+
+
+def _wire(config: EngineConfig, model_config: Mapping[str, Any], name: str) -> WireSettings:
+    return WireSettings(
+        dialect=config.dialect,
+        batched=model_config["max_batch_size"] > 0,
+        model_name=name,
+        default_max_tokens=config.default_max_tokens,
+        default_sampling=config.default_sampling,
+        stream_interval=config.stream_interval,
+    )
+
+
+def _refuse_instances(model_config: Mapping[str, Any]) -> None:
+    """Every instance would be a process with a model and a KV pool of its own."""
+    groups = model_config.get("instance_group", [])
+    count = sum(group.get("count", 1) for group in groups)
+    kinds = {group.get("kind", "KIND_MODEL") for group in groups}
+    if count > 1 or kinds - {"KIND_MODEL"}:
+        raise ValueError(
+            f"instance_group asks for {count} instances of {sorted(kinds)}; Chairlift serves one of "
+            "KIND_MODEL: a second would load the weights again and could share neither KV cache nor "
+            "batch. The device is the setting 'device'; run one server per device to use several"
+        )
+
+
+def _log_to_triton() -> None:
+    logger = logging.getLogger("chairlift")
+    if not any(isinstance(handler, LogToTriton) for handler in logger.handlers):
+        handler = LogToTriton()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
