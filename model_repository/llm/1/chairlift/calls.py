@@ -11,7 +11,7 @@ from chairlift.request import SamplingParams
 Dialect = Literal["trtllm", "vllm"]
 DefaultSampling = Literal["dialect", "greedy", "random"]
 
-VLLM_ERROR_PREFIX = "Error generating stream: "
+ErrorStyle = Literal["plain", "vllm", "coded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class WireSettings:
     """How one model entry speaks.
 
     ``batched`` entries carry a leading batch dimension on every tensor. ``ignored_parameters`` are
-    request parameters to pass over beside those that known clients are known to send.
+    request parameters to pass over beside those that known clients are known to send. ``relayed`` is
+    true for a request that comes through `llm_infer`, which can take one response only.
     """
 
     dialect: Dialect = "trtllm"
@@ -50,7 +51,14 @@ class WireSettings:
     stream_interval: int = 1
     vllm_error_prefix: bool = True
     ignored_parameters: frozenset[str] = frozenset()
+    relayed: bool = False
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def error_style(self) -> ErrorStyle:
+        if self.relayed:
+            return "coded"
+        return "vllm" if self.dialect == "vllm" and self.vllm_error_prefix else "plain"
 
 
 class Message(NamedTuple):
@@ -116,11 +124,11 @@ class GenerateCall:
     tenant: str = ""
     cache_salt: str = ""
     deadline_ms: float | None = None
-    error_prefix: str = ""
+    error_style: ErrorStyle = "plain"
 
     def error(self, error: RequestError) -> RequestError:
-        """The same error in the words of the dialect the client speaks."""
-        return in_dialect(error, self.error_prefix)
+        """The same error as this client should read it."""
+        return styled(error, self.error_style)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,11 @@ class StopCall:
     request_id: str
 
 
-def in_dialect(error: RequestError, prefix: str) -> RequestError:
-    """vLLM clients look for a prefix on what is their own mistake; other errors go bare."""
-    if error.code is not ErrorCode.INVALID_ARG or not prefix or error.message.startswith(prefix):
-        return error
-    return RequestError(prefix + error.message, error.code)
+def styled(error: RequestError, style: ErrorStyle) -> RequestError:
+    """vLLM's clients look for a prefix on what is their own mistake; a relay, to which Triton hands
+    on the message but not the code, for the code."""
+    if style == "coded":
+        return RequestError(f"[{error.code.value}] {error.message}", error.code)
+    if style == "vllm" and error.code is ErrorCode.INVALID_ARG:
+        return RequestError(f"Error generating stream: {error.message}", error.code)
+    return error

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from chairlift.calls import (
-    VLLM_ERROR_PREFIX,
     ChatPrompt,
     GenerateCall,
     Limits,
@@ -22,7 +21,7 @@ from chairlift.calls import (
     TextPrompt,
     TokenPrompt,
     WireSettings,
-    in_dialect,
+    styled,
 )
 from chairlift.errors import ErrorCode, RequestError
 from chairlift.messages import parse_messages
@@ -40,6 +39,9 @@ _NOT_FIELDS = frozenset(
 
 # A gateway's word on who asks holds beside a client's sampling_parameters.
 _REQUEST_FIELDS = frozenset(("llm_priority", "tenant", "cache_salt", "deadline_ms"))
+
+# How `llm_infer` tells that a request is one of its own.
+_RELAYED = "chairlift_relay"
 
 # What known clients and the server send along: /generate's own id, TensorRT-LLM's client, Triton's
 # reserved names, trace headers. Other forwarded headers are known by the dash in their names.
@@ -85,7 +87,8 @@ def parse(
     if "vllm_text_input" in inputs:
         inputs = {"text_input" if n == "vllm_text_input" else n: t for n, t in inputs.items()}
         wire = replace(wire, dialect="vllm")
-    prefix = VLLM_ERROR_PREFIX if wire.dialect == "vllm" and wire.vllm_error_prefix else ""
+    if parameters.get(_RELAYED) is True:
+        wire = replace(wire, relayed=True)
     try:
         if _is_stop(inputs):
             return _stop_call(request_id)
@@ -97,12 +100,12 @@ def parse(
                 _row_call(row, parameters, wire, named),
                 request_id=request_id,
                 batch_index=index,
-                error_prefix=prefix,
+                error_style=wire.error_style,
             )
             for index, row in enumerate(rows)
         ]
     except RequestError as error:
-        raise in_dialect(error, prefix) from None
+        raise styled(error, wire.error_style) from None
 
 
 def _is_stop(inputs: Mapping[str, Array]) -> bool:
@@ -174,7 +177,7 @@ def _known_parameters(parameters: Mapping[str, object], wire: WireSettings) -> d
     """Request parameters that mean something here; a misspelt name is refused, not dropped."""
     ignored = _IGNORED_PARAMETERS | wire.ignored_parameters
     for name in parameters:
-        known = name in CANONICAL or name in ignored
+        known = name in CANONICAL or name in ignored or name == _RELAYED
         if not known and "-" not in name and not name.startswith("triton_"):
             raise RequestError(f"unknown request parameter {shorten(name)}")
     return {name: value for name, value in parameters.items() if name in CANONICAL}
@@ -215,7 +218,7 @@ def _options(
     exclude = values.get("exclude_input_in_output")
     if vllm and stream and exclude is False:
         raise RequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
-    grouped = vllm and not stream and n > 1
+    grouped = (vllm or wire.relayed) and not stream and n > 1
     return OutputOptions(
         outputs=tuple(_outputs(values, n > 1 and not grouped, requested)),
         stream=stream,
