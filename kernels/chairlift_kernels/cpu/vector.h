@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -146,7 +147,7 @@ inline Floats exp2_fraction(Floats r) {
   }
 }
 
-// 2^x for finite x; large negative x gives 0.
+// 2^x for finite x; from 128 on infinity, far below zero 0.
 template <int kDegree = 5>
 inline Floats exp2(Floats x) {
 #if defined(__AVX512F__)
@@ -154,7 +155,7 @@ inline Floats exp2(Floats x) {
   Floats p = exp2_fraction<kDegree>(x - reinterpret_cast<Floats>(whole));
   return reinterpret_cast<Floats>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), whole));
 #else
-  Floats low = splat(-127.0f), high = splat(127.0f);
+  Floats low = splat(-127.0f), high = splat(128.0f);
   x = x < low ? low : (x > high ? high : x);
   Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the sum's low bits hold round(x)
   Floats p = exp2_fraction<kDegree>(x - (shifted - 12582912.0f));
@@ -163,7 +164,14 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
-inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exp2(x * (2.0f * kLog2e)) + 1.0f); }
+// e^x for any x but NaN.
+inline Floats exp(Floats x) {
+  x = x * kLog2e;
+  // An infinite x would leave inf - inf as its fraction.
+  return exp2(x < -200.0f ? splat(-200.0f) : x < 128.0f ? x : splat(128.0f));
+}
+
+inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exp(x * 2.0f) + 1.0f); }
 
 // Abramowitz and Stegun 7.1.26, absolute error 1.5e-7.
 inline Floats erf(Floats x) {
@@ -173,7 +181,7 @@ inline Floats erf(Floats x) {
   p = p * t + 1.421413741f;
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;
-  Floats y = 1.0f - p * t * exp2(size * size * -kLog2e);
+  Floats y = 1.0f - p * t * exp(size * -size);
   return x < 0.0f ? -y : y;
 }
 
@@ -182,7 +190,7 @@ enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGelu = 2 };
 inline Floats activate(Activation kind, Floats x) {
   switch (kind) {
     case Activation::kSilu:
-      return x / (exp2(x * -kLog2e) + 1.0f);
+      return x / (exp(-x) + 1.0f);
     case Activation::kGeluTanh:
       return x * 0.5f * (tanh((x * x * x * 0.044715f + x) * 0.7978845608028654f) + 1.0f);
     default:
