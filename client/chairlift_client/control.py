@@ -8,7 +8,7 @@ CONTROL_VARIABLE = "CHAIRLIFT_CONTROL_DIR"
 
 
 class Heartbeat(NamedTuple):
-    """What the engine last said of itself; `time` changes with every turn of its loop."""
+    """What the engine last said of itself; `time` (Unix) is when its loop last turned."""
 
     time: float
     state: str
@@ -47,13 +47,6 @@ class ControlDir:
                 pid=int(raw["pid"]),
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-
-    def age(self, now: float) -> float | None:
-        """Seconds since the heartbeat file was written, by the wall clock `now`."""
-        try:
-            return now - (self.path / "heartbeat").stat().st_mtime
-        except FileNotFoundError:
             return None
 
 

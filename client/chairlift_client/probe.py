@@ -58,11 +58,11 @@ def _heartbeat_failure(control: ControlDir | None, target: Target, *, serving: b
     if control is None:
         return None
     heartbeat = control.heartbeat()
-    age = control.age(time.time())
-    if heartbeat is None or age is None:
+    if heartbeat is None:
         return "no heartbeat"
+    age = time.time() - heartbeat.time
     if age > target.heartbeat_timeout:
-        return f"the last heartbeat is {age:.0f} s old"
+        return f"the engine's loop last turned {age:.0f} s ago"
     if heartbeat.state == "unhealthy" or (serving and heartbeat.state != "serving"):
         return f"the engine is {heartbeat.state}"
     return None

@@ -1,12 +1,12 @@
 """One tritonserver process: its command line, log, process group and shared memory."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +17,6 @@ from chairlift_client.server_files import ServerFiles
 from chairlift_client.settings import SETTINGS_VARIABLE, ServeSettings
 
 SHARED_MEMORY = Path("/dev/shm")
-LOG_TAIL_LINES = 60
 
 
 def server_command(settings: ServeSettings, files: ServerFiles, shm_prefix: str) -> list[str]:
@@ -58,7 +57,7 @@ class TritonProcess:
         self._model = settings.model_name
         self._shm_prefix = f"chairlift-{os.getpid()}-{secrets.token_hex(4)}-"
         self._on_line = on_line
-        self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._load_error: str | None = None
         self._process = subprocess.Popen(
             _ended_with_parent(server_command(settings, files, self._shm_prefix)),
             env={
@@ -86,9 +85,9 @@ class TritonProcess:
     def is_ready(self) -> bool:
         return is_ready(self._url, self._model)
 
-    def log_tail(self) -> list[str]:
-        """The last lines the server wrote."""
-        return list(self._tail)
+    def load_error(self) -> str | None:
+        """What the log says about a model that did not load."""
+        return self._load_error
 
     def terminate(self) -> None:
         """Ask tritonserver to stop; it unloads its models, so their stubs stop too."""
@@ -106,8 +105,16 @@ class TritonProcess:
     def _read_log(self) -> None:
         stream: Iterable[str] = self._process.stdout or ()
         for line in stream:
-            self._tail.append(line.rstrip("\n"))
+            self._load_error = self._load_error or load_error_in(line)
             self._on_line(line.rstrip("\n"))
+
+
+def load_error_in(line: str) -> str | None:
+    """The reason in the line with which tritonserver reports a model that failed to load."""
+    found = re.search(
+        r"failed to load '([^']+)' version \d+: (?:\w[\w ]*: )?(.*?)\"?$", line.rstrip()
+    )
+    return f"{found[1]}: {found[2]}".replace("\\n", "\n") if found else None
 
 
 def remove_shared_memory(prefix: str, folder: Path) -> None:

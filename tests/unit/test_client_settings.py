@@ -8,7 +8,7 @@ import pytest
 from chairlift_client.errors import SetupError
 from chairlift_client.server_files import ServerFiles
 from chairlift_client.settings import ServeSettings, parse_assignments
-from chairlift_client.triton_process import remove_shared_memory, server_command
+from chairlift_client.triton_process import load_error_in, remove_shared_memory, server_command
 
 REPOSITORY = Path("/models")
 
@@ -86,6 +86,15 @@ def test_command_line_of_the_server() -> None:
 def test_engine_settings_travel_as_one_json_object() -> None:
     settings = ServeSettings(repository=REPOSITORY, engine={"model": "é", "max_num_seqs": 4})
     assert json.loads(settings.engine_json()) == {"model": "é", "max_num_seqs": 4}
+
+
+def test_the_reason_of_a_failed_load_is_found() -> None:
+    line = (
+        "E1130 15:39:48.172157 14853 model_lifecycle.cc:642] "
+        "\"failed to load 'llm' version 1: Internal: ValueError: no 'x'\\n\\nAt:\\n  a.py(2)\"\n"
+    )
+    assert load_error_in(line) == "llm: ValueError: no 'x'\n\nAt:\n  a.py(2)"
+    assert load_error_in("I1130 1 server.cc:604] \"failed to load 'llm'\"\n") is None
 
 
 def test_only_ones_own_shared_memory_is_removed(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class World:
     did: list[str] = field(default_factory=list)
     servers: list["FakeServer"] = field(default_factory=list)
     drain_timeout: float | None = None
+    load_error: str | None = None
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         self.events.append((when, action))
@@ -78,8 +79,8 @@ class FakeServer:
     def is_ready(self) -> bool:
         return self.world.now - self.born >= self.world.ready_after
 
-    def log_tail(self) -> list[str]:
-        return []
+    def load_error(self) -> str | None:
+        return self.world.load_error
 
     def terminate(self) -> None:
         self.world.did.append("terminate")
@@ -152,6 +153,13 @@ def test_a_first_start_that_fails_is_not_tried_again() -> None:
     assert run(world) == 1
     assert world.did == ["launch", "destroy"]
     assert "exit code 1 while loading" in world.said[-1]
+
+
+def test_a_model_that_fails_to_load_is_reported_in_its_own_words() -> None:
+    world = World(ready_after=1000.0, load_error="llm: no such file")
+    world.at(3.0, lambda: setattr(world.servers[0], "code", 1))
+    assert run(world) == 1
+    assert world.said == ["the server did not start: llm: no such file"]
 
 
 def test_a_model_that_never_gets_ready_is_given_up() -> None:
