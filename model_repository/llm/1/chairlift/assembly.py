@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from . import loader
-from .attention import AttentionBackend, TorchAttention
+from .backends import make_backend
 from .config import EngineConfig
 from .device_memory import plan_pool
 from .engine import Engine, Outputs, StepStats
@@ -17,7 +17,8 @@ from .kv_cache import KVCacheManager
 from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
 from .model_runner import ModelRunner
-from .policies import FirstCome, make_batch_policy
+from .policies import make_batch_policy
+from .queue_order import FirstCome
 from .sampler import Sampler
 from .scheduler import Scheduler
 
@@ -51,7 +52,7 @@ def build(
     if config.threads:
         torch.set_num_threads(config.threads)
     loaded = loaded or loader.load(config)
-    backend = make_backend(config)
+    backend = make_backend(loaded.kernels)
     bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.dtype.itemsize)
     pool = plan_pool(config, loaded.device, bytes_per_token, lambda: None)
     backend.allocate(loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device)
@@ -80,7 +81,3 @@ def build(
         max_model_len,
     )
     return Assembly(engine, loaded, pool, scheduler, max_model_len)
-
-
-def make_backend(config: EngineConfig) -> AttentionBackend:
-    return TorchAttention()

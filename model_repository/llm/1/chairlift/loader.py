@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,11 @@ from transformers import (
 
 from . import attention
 from .attention import AttentionOptions, LayerShape, ShapeProbe, StepBatch
+from .backends import make_backend, open_kernels
 from .config import EngineConfig
+from .fusion import fuse
+
+logger = logging.getLogger(__name__)
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -42,6 +47,7 @@ class LoadedModel(NamedTuple):
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
+    kernels: Any | None
 
 
 class Source(NamedTuple):
@@ -92,17 +98,26 @@ def load(config: EngineConfig) -> LoadedModel:
     model = model.to(device).eval().requires_grad_(False)
     tokenizer = _load_tokenizer(config, source, common)
     probe = _probe(model, device)
+    layers = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+    options = [probe.options[layer] for layer in sorted(probe.options)]
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    kernels = open_kernels(config, device, model.dtype)
+    if kernels is not None and config.fused_modules:
+        with torch.inference_mode():
+            report = fuse(model, kernels, lambda: make_backend(kernels), layers, options)
+        logger.info("%s", report.summary())
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         chat_template=_chat_template(config, tokenizer),
-        layers=[probe.shapes[layer] for layer in sorted(probe.shapes)],
-        options=[probe.options[layer] for layer in sorted(probe.options)],
+        layers=layers,
+        options=options,
         eos_ids=end_tokens(model.generation_config, model.config, tokenizer),
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=vocab_size,
         max_model_len=context_length(model.config, config.max_model_len),
         dtype=model.dtype,
         device=device,
+        kernels=kernels,
     )
 
 
