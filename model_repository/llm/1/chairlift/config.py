@@ -75,6 +75,7 @@ class EngineConfig(BaseModel):
     )
     kv_reserve_fraction: float = Field(1.0, ge=0, le=1)
     queue_order: QueueOrder = "fcfs"
+    max_overtakes: int = Field(16, ge=0)
     max_waiting: int | None = Field(None, ge=1)
     one_step_ahead: bool = False
 

@@ -1,102 +1,60 @@
-"""The small decisions that make the modes differ: who may board now, and in which order.
+"""The one small decision that makes the batching modes differ: who may board now.
 
-``Batching`` is static, dynamic, or continuous; everything else in the engine is the same for the
-three, so that a comparison measures the policy alone.
+Memory, sampling, kernels, and metrics are the same for the three, so that a comparison measures the
+policy alone. Queue order is in queue_order.py; the batches of static and dynamic mode form in order
+of arrival.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from itertools import islice
 from typing import Protocol
 
 from .config import EngineConfig
 from .request import Request
-
-
-class QueueOrder(Protocol):
-    """Waiting requests, in the order in which they should be admitted."""
-
-    def push(self, request: Request) -> None: ...
-
-    def push_front(self, request: Request) -> None:
-        """Put a preempted request back before everybody who has not started."""
-
-    def peek(self) -> Request | None: ...
-
-    def pop(self) -> Request: ...
-
-    def remove(self, request: Request) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Request]: ...
-
-
-class FirstCome:
-    """First come, first served."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
-
-    def push(self, request: Request) -> None:
-        self._queue.append(request)
-
-    def push_front(self, request: Request) -> None:
-        self._queue.appendleft(request)
-
-    def peek(self) -> Request | None:
-        return self._queue[0] if self._queue else None
-
-    def pop(self) -> Request:
-        return self._queue.popleft()
-
-    def remove(self, request: Request) -> None:
-        self._queue.remove(request)
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+from .waiting_room import WaitingRoom
 
 
 class BatchPolicy(Protocol):
-    """Says whether the first of the waiting requests may board in this step."""
+    """Says whether the next of the waiting requests may board in this step."""
 
-    def admits(self, head: Request, num_running: int, queue: QueueOrder, now: float) -> bool: ...
+    def admits(
+        self, candidate: Request, num_running: int, waiting: WaitingRoom, now: float
+    ) -> bool: ...
 
-    def wake_at(self, queue: QueueOrder) -> float | None:
+    def wake_at(self, waiting: WaitingRoom) -> float | None:
         """When an idle engine should ask again although nothing arrives; None for never."""
 
 
 class Continuous:
     """Boards and leaves at every step."""
 
-    def admits(self, head: Request, num_running: int, queue: QueueOrder, now: float) -> bool:
+    def admits(
+        self, candidate: Request, num_running: int, waiting: WaitingRoom, now: float
+    ) -> bool:
         return True
 
-    def wake_at(self, queue: QueueOrder) -> float | None:
+    def wake_at(self, waiting: WaitingRoom) -> float | None:
         return None
 
 
 class Dynamic:
     """Runs each batch that Triton's dynamic batcher delivered to completion.
 
-    All requests of one ``execute`` carry the same ``batch_id``; whoever of them does not fit at once
-    boards as soon as memory allows, still as part of that batch.
+    All requests of one ``execute`` carry the same ``batch_id``. Whoever of them does not fit at
+    once boards as soon as memory allows, still as part of that batch.
     """
 
     def __init__(self) -> None:
         self._current: int | None = None
 
-    def admits(self, head: Request, num_running: int, queue: QueueOrder, now: float) -> bool:
+    def admits(
+        self, candidate: Request, num_running: int, waiting: WaitingRoom, now: float
+    ) -> bool:
         if num_running == 0:
-            self._current = head.batch_id
-        return head.batch_id == self._current
+            self._current = candidate.batch_id
+        return candidate.batch_id == self._current
 
-    def wake_at(self, queue: QueueOrder) -> float | None:
+    def wake_at(self, waiting: WaitingRoom) -> float | None:
         return None
 
 
@@ -112,20 +70,21 @@ class Static:
         self.window = window
         self._current = 0
 
-    def admits(self, head: Request, num_running: int, queue: QueueOrder, now: float) -> bool:
-        if head.batch_id == self._current and self._current < 0:
+    def admits(
+        self, candidate: Request, num_running: int, waiting: WaitingRoom, now: float
+    ) -> bool:
+        if candidate.batch_id == self._current and self._current < 0:
             return True
-        if num_running or (
-            len(queue) < self.batch_size and now < head.arrival + self.window
-        ):
+        is_due = len(waiting) >= self.batch_size or now >= candidate.arrival + self.window
+        if num_running or not is_due:
             return False
         self._current -= 1
-        for request in islice(queue, self.batch_size):
+        for request in waiting.first(self.batch_size):
             request.batch_id = self._current
         return True
 
-    def wake_at(self, queue: QueueOrder) -> float | None:
-        oldest = queue.peek()
+    def wake_at(self, waiting: WaitingRoom) -> float | None:
+        oldest = waiting.candidate(0)
         return None if oldest is None else oldest.arrival + self.window
 
 

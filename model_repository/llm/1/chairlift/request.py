@@ -75,6 +75,8 @@ class Request:
     ``num_computed`` tokens have their KV in the cache; a step raises it towards ``num_tokens``
     (prompt and output so far), so that prefill, chunked prefill, decode, and resuming after a
     preemption are one case. ``n > 1`` is one request until its prompt is computed, then n of them.
+    Positions below ``num_granted`` may be written without asking the KV manager; ``num_overtaken``
+    counts the requests that boarded before this one because it did not fit.
     """
 
     uid: int
@@ -100,7 +102,9 @@ class Request:
     num_preemptions: int = 0
     first_scheduled: float | None = None
     slot: int = -1
+    num_overtaken: int = 0
     block_ids: list[int] = field(default_factory=list)
+    num_granted: int = 0
     prefix_chain: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     max_total_tokens: int = 0

@@ -1,21 +1,28 @@
 """One step's token budget: who runs, for how many tokens, who boards, and who is preempted.
 
-There are no phases. A request has ``num_tokens`` (prompt and output so far) and ``num_computed`` of
+There are no phases. A request has ``num_tokens`` (prompt and output so far), ``num_computed`` of
 them in the cache; each step hands out tokens so that the second catches up with the first. Prefill,
-chunked prefill, decode, a prefix hit, and resuming after a preemption are the same case. The idea is
-vLLM's V1 scheduler; the admission rule is in admission.py.
+chunked prefill, decode, a prefix hit, and resuming after a preemption are one case. The idea is
+vLLM's V1 scheduler; the admission rule is in admission.py, the queue in waiting_room.py.
+
+``running`` is sorted by rank. It is served from its head and preempted from its tail, so a row that
+is in the plan stays there: nobody has to be taken back out of a step.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .admission import future_peak_blocks
+from .admission import future_peak_blocks, num_forks_due
 from .config import EngineConfig
-from .kv_cache import BlockCopy, KVCacheManager
-from .policies import BatchPolicy, QueueOrder
+from .kv_cache import NO_HIT, BlockCopy, KVCacheManager, PrefixHit
+from .policies import BatchPolicy
+from .queue_order import QueueOrder
 from .request import Request, Status
+from .step_budget import StepBudget
+from .waiting_room import WaitingRoom
 
 
 class Row(NamedTuple):
@@ -28,13 +35,16 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one forward computes: rows with one token first, then prompt chunks. No tensors."""
+    """What one forward computes: rows with one token first, then prompt chunks. No tensors.
+
+    ``copies`` come before everything else. A chunk may build on what another row of the same step
+    computes, so a backend writes a layer's keys and values for all rows before it reads any.
+    """
 
     decodes: list[Row] = field(default_factory=list)
     prefills: list[Row] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
-    admitted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
 
     @property
@@ -46,29 +56,27 @@ class StepPlan:
 
 
 class Scheduler:
-    """Owns the waiting queue and the running list; asks the KV manager for memory."""
+    """Owns the waiting room and the running list; asks the KV manager for memory."""
 
     def __init__(
-        self, config: EngineConfig, kv: KVCacheManager, policy: BatchPolicy, waiting: QueueOrder
+        self, config: EngineConfig, kv: KVCacheManager, policy: BatchPolicy, order: QueueOrder
     ) -> None:
         self.kv = kv
         self.policy = policy
-        self.waiting = waiting
+        self.waiting = WaitingRoom(order, config.max_overtakes)
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._max_num_seqs = config.max_num_seqs
-        self._token_budget = config.max_num_batched_tokens
-        self._prefill_cap = config.long_prefill_token_threshold or config.max_num_batched_tokens
-        self._whole_prompts = not config.enable_chunked_prefill
+        self._budget = StepBudget(config, kv.block_size)
         self._reserve_fraction = config.kv_reserve_fraction
-        self._pending_copies: list[BlockCopy] = []
-        self._blocked_head: tuple[Request, int] | None = None
-        self._departures = 0
+        self._worst_case_blocks = 0
+        self._forks_due: list[Request] = []
+        self._known_unfit: set[int] = set()
 
     # ---------------------------------------------------------------- in and out
 
     def add(self, request: Request) -> None:
-        self.waiting.push(request)
+        self.waiting.add(request)
 
     @property
     def num_unfinished(self) -> int:
@@ -78,169 +86,218 @@ class Scheduler:
         """Take ``request`` out, wherever it is, and return its blocks at once."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
+            self._leave_seat(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
-        else:
-            return
-        self._release(request)
+        request.status = Status.FINISHED
 
     def finish_running(self, finished: set[int]) -> None:
         """``finish`` for many: one pass over the running list, by ``uid``."""
         leaving = [request for request in self.running if request.uid in finished]
         self.running = [request for request in self.running if request.uid not in finished]
         for request in leaving:
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        request.status = Status.FINISHED
-        self.kv.free(request)
-        self._departures += 1
+            self._leave_seat(request)
+            request.status = Status.FINISHED
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Start ``child`` from the tokens computed for ``parent``; without room for it, queue it."""
-        if len(self.running) < self._max_num_seqs:
-            copy = self.kv.fork(parent, child)
-            if copy:
-                if isinstance(copy, BlockCopy):
-                    self._pending_copies.append(copy)
-                child.status = Status.RUNNING
-                self.running.append(child)
-                return
-        self.waiting.push_front(child)
+        """Start ``child`` from what ``parent`` has computed; without a seat for it, queue it."""
+        if len(self.running) < self._num_seats:
+            self.kv.fork(parent, child)
+            self._take_seat(child)
+        else:
+            self.waiting.put_back(child)
+
+    @property
+    def _num_seats(self) -> int:
+        return min(self._max_num_seqs, self._budget.limit)
+
+    def _take_seat(self, request: Request) -> None:
+        request.status = Status.RUNNING
+        insort(self.running, request, key=self.waiting.order.rank)
+        self._worst_case_blocks += self.kv.blocks_for(request.max_total_tokens)
+
+    def _leave_seat(self, request: Request) -> None:
+        """Give up the blocks; the caller has taken ``request`` off the running list."""
+        self.kv.free(request)
+        self._worst_case_blocks -= self.kv.blocks_for(request.max_total_tokens)
+        self._known_unfit.clear()
+
+    # ---------------------------------------------------------------- trouble
 
     def fail_step(self, plan: StepPlan) -> list[Request]:
         """The step raised: what it wrote is unfindable, its requests are out. Returns them."""
-        victims = [row.request for row in plan.rows]
         for row in plan.rows:
             self.kv.forget(row.request, row.start)
+        victims = [row.request for row in plan.rows]
         for request in victims:
             self.finish(request)
         return victims
 
     def retreat(self, plan: StepPlan) -> None:
-        """Take back a step that ran out of memory; its newest half recomputes later.
+        """Take back a step that ran out of memory, and plan smaller ones for a while.
 
-        Whoever boarded in it goes too: they may count on blocks that were to be written in it.
+        Whoever read a prompt boards again later, since chunks may count on each other; so does
+        whoever was to get a copy, and whoever the smaller budget has no token for.
         """
+        self._budget.halve(plan.num_tokens)
         for row in plan.rows:
             self.kv.forget(row.request, row.start)
             row.request.num_computed = row.start
-        self._pending_copies = plan.copies + self._pending_copies
-        rows = [row.request for row in plan.rows]
-        newest = sorted(rows, key=lambda r: (r.arrival, r.uid))[len(rows) // 2 :]
-        for request in dict.fromkeys(plan.admitted + newest):
+        copied = {copy.target for copy in plan.copies}
+        out = {row.request.uid for row in plan.prefills}
+        if copied:
+            out |= {r.uid for r in self.running if copied.intersection(r.block_ids)}
+        staying = [request for request in self.running if request.uid not in out]
+        out |= {request.uid for request in staying[self._num_seats :]}
+        leaving = [request for request in self.running if request.uid in out]
+        self.running = staying[: self._num_seats]
+        for request in leaving:
             self._preempt(request, plan)
+
+    def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        """Recompute later: give the blocks back, keep the tokens. It is off the running list."""
+        self._leave_seat(victim)
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        victim.status = Status.WAITING
+        self.num_preemptions += 1
+        self.waiting.put_back(victim)
+        plan.preempted.append(victim)
 
     # ---------------------------------------------------------------- one step
 
     def schedule(self, now: float) -> StepPlan:
         """Choose the rows of one step and advance their ``num_computed``."""
+        self._budget.start_step()
         plan = StepPlan()
-        budget = self._schedule_decodes(plan)
-        budget = self._schedule_chunks(plan, budget)
+        left = self._continue_running(plan)
         if not plan.preempted:
-            self._admit(plan, budget, now)
-        plan.num_tokens = len(plan.decodes)
-        for row in plan.decodes:
-            row.request.num_computed += 1
-        for row in plan.prefills:
-            row.request.num_computed += row.num_tokens
-            plan.num_tokens += row.num_tokens
-        if plan:
-            plan.copies, self._pending_copies = self._pending_copies, []
+            self._admit(plan, left, now)
+        plan.copies = self.kv.take_copies()
+        plan.num_tokens = len(plan.decodes) + sum(row.num_tokens for row in plan.prefills)
+        if plan.prefills:
+            self._known_unfit.clear()  # their new blocks may be somebody's prefix
         return plan
 
-    def _schedule_decodes(self, plan: StepPlan) -> int:
-        """One token for everybody whose cache is complete but for the newest token."""
-        kv, size = self.kv, self.kv.block_size
+    def _continue_running(self, plan: StepPlan) -> int:
+        """A token for everybody who decodes, the rest for prompts; returns what is left over.
+
+        Tokens for all decodes are set aside first, so a chunk never delays one.
+        """
         decodes = plan.decodes
-        for request in list(self.running):
+        num_decoding = sum([r.num_tokens - r.num_computed == 1 for r in self.running])
+        left = self._budget.limit - num_decoding
+        for request in self.running:  # grows shorter at its tail when somebody is preempted
             start = request.num_computed
-            if request.num_tokens - start != 1 or request.status is not Status.RUNNING:
-                continue
-            # A new block is due, or one has become full, at one position in ``size`` only.
-            if start % size in (0, size - 1) and not self._make_room(request, 1, plan):
-                continue
-            decodes.append(Row(request, start, 1))
-        return self._token_budget - len(decodes)
+            if request.num_tokens - start > 1:
+                left = self._continue_prompt(request, plan, left)
+            elif start < request.num_granted or self._make_room(request, 1, plan):
+                decodes.append(Row(request, start, 1))
+                request.num_computed = start + 1
+        return left
 
-    def _schedule_chunks(self, plan: StepPlan, budget: int) -> int:
-        """Prompt chunks of running requests, oldest first, within what the decodes left over."""
-        for request in list(self.running):
-            missing = request.num_tokens - request.num_computed
-            if missing <= 1 or request.status is not Status.RUNNING:
-                continue
-            chunk = self._chunk(missing, budget)
-            if chunk and self._make_room(request, chunk, plan):
-                plan.prefills.append(Row(request, request.num_computed, chunk))
-                budget -= chunk
-        return budget
-
-    def _chunk(self, missing: int, budget: int) -> int:
-        """How much of a prompt may be read now; a prompt alone in the engine knows no cap."""
-        alone = len(self.running) + len(self.waiting) <= 1
-        chunk = min(missing, budget if alone else min(budget, self._prefill_cap))
-        if self._whole_prompts and chunk < missing:
+    def _continue_prompt(self, request: Request, plan: StepPlan, left: int) -> int:
+        """Read the next chunk; what somebody else has read of the same prompt is taken over."""
+        hit = NO_HIT
+        if request.num_computed % self.kv.block_size == 0:
+            hit = self.kv.find_prefix(request)
+        chunk = self._chunk(request, hit, plan, left)
+        if chunk == 0 or not self._make_room(request, chunk, plan, hit):
             return 0
-        return chunk
+        self._read(request, hit, chunk, plan)
+        return left - chunk
 
-    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Allocate, preempting the least important until it fits; False if that was ``request``."""
-        while not self.kv.allocate(request, num_tokens):
-            victim = max(self.running, key=lambda r: (r.priority, r.arrival, r.uid))
+    def _read(self, request: Request, hit: PrefixHit, chunk: int, plan: StepPlan) -> None:
+        cached = len(hit.block_ids) * self.kv.block_size
+        if request.num_preemptions == 0 and not request.output_ids:
+            request.num_cached += cached
+        start = request.num_computed + cached
+        plan.prefills.append(Row(request, start, chunk))
+        request.num_computed = start + chunk
+
+    def _chunk(self, request: Request, hit: PrefixHit, plan: StepPlan, left: int) -> int:
+        start = request.num_computed + len(hit.block_ids) * self.kv.block_size
+        return self._budget.chunk(
+            start,
+            request.num_tokens - start,
+            left,
+            alone=self.num_unfinished == 1,
+            first=not plan.prefills,
+        )
+
+    def _make_room(
+        self, request: Request, num_tokens: int, plan: StepPlan, hit: PrefixHit = NO_HIT
+    ) -> bool:
+        """Allocate, preempting the last of the running until it fits; False if it is the last."""
+        while not self.kv.allocate(request, num_tokens, hit):
+            victim = self.running.pop()
             self._preempt(victim, plan)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, victim: Request, plan: StepPlan) -> None:
-        """Recompute later: give the blocks back, keep the tokens, go to the front of the queue."""
-        for rows in (plan.decodes, plan.prefills):
-            for row in rows:
-                if row.request is victim:
-                    rows.remove(row)
-                    break
-        self.kv.forget(victim, victim.num_computed)
-        self.kv.free(victim)
-        self.running.remove(victim)
-        victim.num_computed = 0
-        victim.num_preemptions += 1
-        victim.status = Status.WAITING
-        self.num_preemptions += 1
-        self._departures += 1
-        self.waiting.push_front(victim)
-        plan.preempted.append(victim)
-
     # ---------------------------------------------------------------- admission
 
-    def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
-        while budget > 0 and len(self.running) < self._max_num_seqs:
-            head = self.waiting.peek()
-            if head is None or self._blocked_head == (head, self._departures):
+    def _admit(self, plan: StepPlan, left: int, now: float) -> None:
+        """Board candidates in order while there are tokens, seats, and memory."""
+        position = 0
+        while left > 0 and len(self.running) < self._num_seats:
+            candidate = self.waiting.candidate(position)
+            if candidate is None or not self._has_seats(candidate):
                 return
-            if not self.policy.admits(head, len(self.running), self.waiting, now):
+            if not self.policy.admits(candidate, len(self.running), self.waiting, now):
                 return
-            hit = self.kv.find_prefix(head)
-            cached = len(hit.block_ids) * self.kv.block_size
-            chunk = self._chunk(head.num_tokens - cached, budget)
-            if not chunk:
+            chunk = self._try_to_board(candidate, position, plan, left, now)
+            if chunk:
+                left -= chunk
+            elif candidate.uid in self._known_unfit and self.waiting.set_aside(candidate):
+                position += 1
+            else:
                 return
-            peak = future_peak_blocks(self.kv, self.running, head, hit, self._reserve_fraction)
-            if (self.running and peak > self.kv.num_usable) or not self.kv.allocate(
-                head, chunk, hit
-            ):
-                self._blocked_head = (head, self._departures)
-                return
-            self.waiting.pop()
-            self._board(head, cached, now)
-            plan.prefills.append(Row(head, cached, chunk))
-            plan.admitted.append(head)
-            budget -= chunk
 
-    def _board(self, request: Request, cached: int, now: float) -> None:
-        request.status = Status.RUNNING
-        request.num_computed = cached
-        if request.first_scheduled is None:
-            request.first_scheduled = now
-            request.num_cached = cached
-        self.running.append(request)
+    def _try_to_board(
+        self, candidate: Request, position: int, plan: StepPlan, left: int, now: float
+    ) -> int:
+        """The tokens read for ``candidate`` in this step; 0 if it stays."""
+        if candidate.uid in self._known_unfit:
+            return 0
+        hit = self.kv.find_prefix(candidate)
+        chunk = self._chunk(candidate, hit, plan, left)
+        if chunk == 0:
+            return 0
+        if not (self._will_fit(candidate, hit) and self.kv.allocate(candidate, chunk, hit)):
+            self._known_unfit.add(candidate.uid)
+            return 0
+        self.waiting.board(candidate, position)
+        if candidate.first_scheduled is None:
+            candidate.first_scheduled = now
+        if num_forks_due(candidate):
+            self._forks_due.append(candidate)
+        self._take_seat(candidate)
+        self._read(candidate, hit, chunk, plan)
+        return chunk
+
+    def _has_seats(self, candidate: Request) -> bool:
+        """Whether ``candidate`` and all who will fork from it find a seat, or it is alone."""
+        self._forks_due = [
+            r for r in self._forks_due if r.status is Status.RUNNING and num_forks_due(r)
+        ]
+        forks = sum(num_forks_due(request) for request in [*self._forks_due, candidate])
+        return not self.running or len(self.running) + 1 + forks <= self._num_seats
+
+    def _will_fit(self, candidate: Request, hit: PrefixHit) -> bool:
+        """Whether memory lasts until everybody has finished, as far as can be told.
+
+        One who was preempted comes back only where it is certain to stay, or it would be thrown out
+        again: then everybody counts with all of its ``max_tokens``.
+        """
+        if not self.running:
+            return True
+        forking = [*self._forks_due, candidate]
+        forks = sum(self.kv.blocks_for(r.max_total_tokens) * num_forks_due(r) for r in forking)
+        own = self.kv.blocks_for(candidate.max_total_tokens)
+        if self._worst_case_blocks + forks + own <= self.kv.num_usable:
+            return True
+        reserve = 1.0 if candidate.num_preemptions else self._reserve_fraction
+        peak = future_peak_blocks(self.kv, self.running, candidate, hit, reserve)
+        return peak <= self.kv.num_usable
