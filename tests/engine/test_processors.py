@@ -207,7 +207,8 @@ def asked_tokens(scores: torch.Tensor, logits: torch.Tensor) -> list[int]:
     """Kept and dropped tokens next to the edge, and some of all others."""
     count = int(scores.isfinite().sum())
     kept = scores.argsort(descending=True)[:count].tolist()
-    dropped = [t for t in logits.argsort(descending=True).tolist() if t not in set(kept)]
+    dropped = logits.argsort(descending=True)
+    dropped = dropped[~torch.isin(dropped, torch.tensor(kept))].tolist()
     return kept[-15:] + kept[:5] + dropped[:15] + dropped[::500]
 
 

@@ -153,11 +153,12 @@ def draw(
         index = torch.tensor(narrow, device=device)
         ids[index], settled = _draw_narrow(rows.take(index), noise)
         wide += [i for i, done in zip(narrow, settled.tolist(), strict=True) if not done]
-    wide.sort()
     size = group_size(logits)
-    for start in range(0, len(wide), size):
-        group = torch.tensor(wide[start : start + size], device=device)
-        ids[group] = _draw_wide(rows.take(group), noise)
+    for nucleus in (False, True):
+        some = sorted(i for i in wide if (params[i].top_p < 1.0) == nucleus)
+        for start in range(0, len(some), size):
+            group = torch.tensor(some[start : start + size], device=device)
+            ids[group] = _draw_wide(rows.take(group), noise, nucleus)
     return ids, best.squeeze(1)
 
 
@@ -189,11 +190,12 @@ def _nucleus(
 
     ``lowest`` and ``enough`` are the same after min_p and top_k; y [R, k] is in descending order.
     """
-    scale, _, _, top_p = rows.settings
+    scale, _, top_k, top_p = rows.settings
     mass = y.exp().masked_fill_(y < lowest, 0.0)
     total = mass.sum(1, keepdim=True)
     # top_p alone is a share of the whole row's mass, which the candidates do not hold.
-    whole = true_rows((lowest == -torch.inf) & (top_p < torch.inf))
+    alone = (lowest == -torch.inf) & (top_k == rows.logits.shape[1])
+    whole = true_rows(alone & (top_p < torch.inf))
     if len(whole):
         total[whole] = exp_sums(rows.logits, rows.best, scale, whole)
         enough[whole] = True
@@ -203,8 +205,8 @@ def _nucleus(
     return nucleus, enough & (nucleus > bound)
 
 
-def _draw_wide(rows: Rows, noise: Noise) -> torch.Tensor:
-    """Draw from whole rows, for any settings: int64 [R]."""
+def _draw_wide(rows: Rows, noise: Noise, nucleus: bool) -> torch.Tensor:
+    """Draw from whole rows, for any settings, top_p only if ``nucleus``: int64 [R]."""
     scale, log_min_p, top_k, _ = rows.settings
     y = (rows.logits - rows.best).mul_(scale)
     for row in true_rows((log_min_p > -torch.inf) | (top_k < y.shape[1])).tolist():
@@ -213,7 +215,7 @@ def _draw_wide(rows: Rows, noise: Noise) -> torch.Tensor:
     score = noise.everywhere(rows.keys)
     score += y[:, : score.shape[1]]
     ids = best_token(score).ids
-    if rows.any_top_p:
+    if nucleus:
         _keep_to_nucleus(ids, y, score, rows.settings.top_p)
     return ids
 
@@ -226,14 +228,15 @@ def _keep_to_nucleus(
     No threshold is needed: a winner among all tokens that lies in the nucleus is the winner of the
     nucleus too, and else the nucleus lies above it, so that it is asked again there.
     """
-    pending = true_rows(top_p < torch.inf)
-    y, score, top_p = y[pending], score[pending], top_p[pending]
+    pending = torch.arange(len(ids), device=ids.device)
     mass = exp_of(y.clone())
     limit = top_p * row_sums(mass)
-    while len(pending):
+    while True:
         winner = y.gather(1, ids[pending].unsqueeze(1))
         above = row_sums(torch.gt(y, winner, out=torch.empty_like(y)).mul_(mass))
         again = true_rows((above >= limit) & (winner < 0))
+        if not len(again):
+            return
         pending, y, mass, limit = pending[again], y[again], mass[again], limit[again]
         score = score[again].masked_fill_(y[:, : score.shape[1]] <= winner[again], -torch.inf)
         ids[pending] = best_token(score).ids

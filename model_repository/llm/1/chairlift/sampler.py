@@ -68,6 +68,7 @@ class Sampler:
         self._requests: dict[int, _Request] = {}
         self._scratch = self._empty_rows(0)
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         """One token per row of ``logits`` [S, V] in any float type, which are left as they are."""
         if not rows:
@@ -97,6 +98,7 @@ class Sampler:
         """Forget what was kept for a request that has ended."""
         self._requests.pop(uid, None)
 
+    @torch.inference_mode()
     def prompt_logprobs(
         self, logits: torch.Tensor, next_ids: Sequence[int], top_n: int
     ) -> list[TokenLogprobs]:
