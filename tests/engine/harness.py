@@ -12,9 +12,9 @@ import torch
 
 from chairlift.assembly import build
 from chairlift.config import EngineConfig
-from chairlift.engine import ErrorOut, Outputs, PromptOut, TokenOut
 from chairlift.loader import LoadedModel
 from chairlift.request import Request, SamplingParams
+from chairlift.step_outputs import ErrorOut, Outputs, PromptOut, TokenOut
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 
@@ -94,7 +94,7 @@ class Harness:
 
     def check_all_returned(self) -> None:
         assert self.scheduler.kv.num_used == 0, "blocks are still held"
-        assert not self.engine._groups
+        assert not self.engine._collector.groups
 
     def generate(
         self, prompts: Iterable[list[int]], params: SamplingParams = GREEDY, **fields: Any

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from .calls import GenerateCall, WireSettings
 from .detokenizer import Detokenizer
-from .engine import PromptOut, TokenOut
 from .errors import RequestError
 from .request import FinishReason, Request, TokenLogprobs
 from .responses import RequestFacts, SequenceDelta, encode
+from .step_outputs import PromptOut, TokenOut
 from .tensors import Array
 from .token_pieces import TokenPieces
 
@@ -27,7 +27,7 @@ class Responder(Protocol):
 
 
 class Settled(Protocol):
-    """What becomes of times when they leave the engine: its clock -> nanoseconds since the epoch."""
+    """How times leave the engine: seconds of its clock -> nanoseconds since the epoch."""
 
     def __call__(self, seconds: float) -> int: ...
 
@@ -97,7 +97,7 @@ class Sequence:
         return stopped and out.finish is None
 
     def due(self, interval: int) -> bool:
-        """Is there something to stream: an end, the first text, or ``interval`` tokens with text?"""
+        """Is there something to stream: an end, a first text, or ``interval`` tokens of text?"""
         if self.closed:
             return False
         if self.finish is not None:

@@ -12,7 +12,7 @@ from . import loader
 from .backends import make_backend
 from .config import EngineConfig
 from .device_memory import plan_pool
-from .engine import Engine, Outputs, StepStats
+from .engine import Engine
 from .kv_cache import KVCacheManager
 from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
@@ -21,6 +21,7 @@ from .policies import make_batch_policy
 from .queue_order import FirstCome
 from .sampler import Sampler
 from .scheduler import Scheduler
+from .step_outputs import Outputs, StepStats
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """Attention backends: each owns its KV cache and is the only one that knows its layout.
 
-A backend allocates the cache, writes a step's keys and values, attends over block tables, and copies
-blocks. transformers' attention modules reach it through the attention interface: ``attend_from_model``
-is registered under ``INTERFACE_NAME`` and finds the step's ``StepBatch`` among its keyword arguments.
+A backend allocates the cache, writes a step's keys and values, attends over block tables, and
+copies blocks. transformers' attention modules reach it through the attention interface:
+``attend_from_model`` is registered under ``INTERFACE_NAME`` and finds the step's ``StepBatch``
+among its keyword arguments.
 """
 
 from __future__ import annotations

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
 from chairlift_kernels.cpu import CpuOps
 from chairlift_kernels.cpu.kv_cache import KvCache
-from torch import Tensor
+from chairlift_kernels.cpu.kv_cache import LayerShape as CacheShape
 
 from .attention import AttentionOptions, HeadNorms, LayerShape, StepBatch
 from .kv_cache import BlockCopy
 
 
 class CpuAttention:
-    """Keys lie so that sixteen share a vector register; ``chairlift_kernels.cpu`` owns the layout."""
+    """Sixteen keys share a vector register; ``chairlift_kernels.cpu`` owns that layout."""
 
     def __init__(self, ops: CpuOps) -> None:
         self._ops = ops
@@ -28,7 +30,8 @@ class CpuAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype)
+        shapes = [CacheShape(*layer) for layer in layers]
+        self._cache = self._ops.allocate_cache(shapes, num_blocks, block_size, dtype)
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: StepBatch) -> None:
         self._cache.write(layer, key, value, batch.slot_mapping)

@@ -1,4 +1,4 @@
-"""The reference backend in plain torch: no kernel, any device, any option; slow and easy to check."""
+"""The reference backend in plain torch: any device, any option; slow and easy to check."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _attend_row(query: Tensor, keys: Tensor, values: Tensor, options: AttentionO
     """Causal attention of a row's last tokens: [t, H, Dk] over [n, Hkv, D] -> [t, H, Dv]."""
     num_new, num_heads, _ = query.shape
     length, num_kv_heads, _ = keys.shape
-    q = query.transpose(0, 1).unflatten(0, (num_kv_heads, num_heads // num_kv_heads)).float()
+    grouped = (num_kv_heads, num_heads // num_kv_heads, *query.transpose(0, 1).shape[1:])
+    q = query.transpose(0, 1).reshape(grouped).float()
     scores = torch.einsum("kgtd,nkd->kgtn", q, keys.float()) * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)

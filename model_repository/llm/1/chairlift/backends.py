@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+
 from chairlift_kernels.cpu import CpuKernelsUnavailable, CpuOps
 
 from .attention import AttentionBackend

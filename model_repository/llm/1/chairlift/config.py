@@ -118,9 +118,9 @@ def load_config(
 ) -> EngineConfig:
     """Merge the settings; the command line's JSON wins over ``1/model.json``.
 
-    ``variant`` holds the parameters of the config.pbtxt in use, which say what that file is for (the
-    batching mode, the dialect); they fill what neither of the two sets. Raises ``ValueError`` with
-    one clause per bad key.
+    ``variant`` holds the parameters of the config.pbtxt in use, which say what that file is for
+    (the batching mode, the dialect); they fill what neither of the two sets. Raises ``ValueError``
+    with one clause per bad key.
     """
     known = EngineConfig.model_fields
     settings: dict[str, Any] = {k: v for k, v in (variant or {}).items() if k in known}

@@ -1,8 +1,8 @@
 """The loop: take in, schedule, run, collect. One thread, and it never waits on Triton.
 
-Everything that leaves the engine goes out as one list of plain tuples per step (``Outputs``), so that
-the engine could move to a process of its own. Everything that comes in (submit, abort, drain) is a
-command that the loop picks up between two steps.
+Everything that leaves the engine goes out as one list of plain tuples per step (``Outputs``), so
+that the engine could move to a process of its own. Everything that comes in (submit, abort, drain)
+is a command that the loop picks up between two steps.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple
 
+from .collect import Collector
 from .errors import ErrorCode, RequestError
-from .model_runner import ModelRunner, Sample, StepResult
-from .request import FinishReason, Request, Status, TokenLogprobs
+from .model_runner import ModelRunner
+from .request import Request
 from .scheduler import Scheduler, StepPlan
+from .step_outputs import ErrorOut, Outputs, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -32,52 +33,6 @@ class State(Enum):
     DRAINED = "drained"
     UNHEALTHY = "unhealthy"
     STOPPED = "stopped"
-
-
-class TokenOut(NamedTuple):
-    """A new token of one sequence. ``visible`` is False for an end token, whose text isn't shown."""
-
-    group: int
-    sample_index: int
-    token_id: int
-    visible: bool
-    logprobs: TokenLogprobs | None
-    finish: FinishReason | None
-
-
-class PromptOut(NamedTuple):
-    """A prompt chunk was computed; times in seconds of the engine's clock."""
-
-    group: int
-    num_cached: int
-    first_scheduled: float
-    logprobs: list[TokenLogprobs]
-
-
-class ErrorOut(NamedTuple):
-    """The whole request ends with this error."""
-
-    group: int
-    code: ErrorCode
-    message: str
-
-
-Outputs = list[TokenOut | PromptOut | ErrorOut]
-
-
-class StepStats(NamedTuple):
-    """What one step did, for metrics and the trace. Times in seconds of the engine's clock."""
-
-    started: float
-    scheduled: float
-    finished: float
-    num_decodes: int
-    num_prefill_tokens: int
-    num_running: int
-    num_waiting: int
-    num_preempted: int
-    blocks_used: int
-    blocks_cached_free: int
 
 
 class Engine:
@@ -103,7 +58,7 @@ class Engine:
         self._max_waiting = max_waiting
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
-        self._groups: dict[int, list[Request]] = {}
+        self._collector = Collector(scheduler, runner)
         self._num_incoming = 0
         self._num_waiting = 0
         self._failed_steps = 0
@@ -127,7 +82,7 @@ class Engine:
             )
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Hand requests over, all or none; raises ``RequestError`` where none are taken any more."""
+        """Hand requests over, all or none; raises ``RequestError`` where none are taken."""
         with self._wake:
             if self.state is not State.SERVING:
                 raise self._refusal()
@@ -171,7 +126,10 @@ class Engine:
         """Block until nothing is open; False once the engine takes no more requests."""
         with self._wake:
             self._wake.wait_for(
-                lambda: self.state is not State.SERVING or not (self._groups or self._num_incoming)
+                lambda: (
+                    self.state is not State.SERVING
+                    or not (self._collector.groups or self._num_incoming)
+                )
             )
             return self.state is State.SERVING
 
@@ -203,9 +161,9 @@ class Engine:
         for command in commands:
             command()
         if self._drain_limit is not None and self.state is State.DRAINING:
-            if self._groups and self._clock() >= self._drain_limit:
+            if self._collector.groups and self._clock() >= self._drain_limit:
                 self._end_all(ErrorCode.UNAVAILABLE, "the server is shutting down")
-            if not self._groups:
+            if not self._collector.groups:
                 self._set_state(State.DRAINED)
 
     def _step(self) -> bool:
@@ -222,7 +180,7 @@ class Engine:
             self._on_failed_step(plan, error)
             return True
         self._failed_steps = 0
-        self._emit(self._collect(plan, result))
+        self._emit(self._collector.collect(plan, result))
         if self._on_step is not None:
             self._on_step(self._stats(plan, started, scheduled))
         return True
@@ -233,99 +191,6 @@ class Engine:
         with self._wake:
             if not self._commands:
                 self._wake.wait(min(pause, IDLE_BEAT_S))
-
-    # ---------------------------------------------------------------- collect
-
-    def _collect(self, plan: StepPlan, result: StepResult) -> Outputs:
-        """Append drawn tokens, fork, finish; blocks of whoever is done are free at once."""
-        outputs: Outputs = []
-        scores = {id(score.request): score.tokens for score in result.prompt_logprobs}
-        for row in plan.prefills:
-            request = row.request
-            outputs.append(
-                PromptOut(
-                    request.group,
-                    request.num_cached,
-                    request.first_scheduled or 0.0,
-                    scores.get(id(request), []),
-                )
-            )
-        finished: set[int] = set()
-        for sample in result.samples:
-            self._take_sample(sample, outputs, finished)
-        if finished:
-            self._scheduler.finish_running(finished)
-        return outputs
-
-    def _take_sample(self, sample: Sample, outputs: Outputs, finished: set[int]) -> None:
-        request = sample.request
-        if sample.sample_index != request.sample_index:
-            request = self._child(request, sample.sample_index)
-        if sample.invalid:
-            message = "the model produced invalid logits (NaN); the request was ended"
-            logger.error("request %d: %s", request.group, message)
-            outputs.append(ErrorOut(request.group, ErrorCode.INTERNAL, message))
-            for member in self._groups.pop(request.group, []):
-                self._drop(member)
-            return
-        if request.status is Status.FINISHED:
-            return
-        request.append_output(sample.token_id)
-        ends = sample.token_id in request.params.stop_token_ids or (
-            sample.token_id in request.eos_ids and not request.params.ignore_eos
-        )
-        full = len(request.output_ids) >= request.params.max_tokens
-        reason = FinishReason.STOP if ends else FinishReason.LENGTH if full else None
-        visible = not ends or request.params.include_stop_str_in_output
-        outputs.append(
-            TokenOut(
-                request.group,
-                request.sample_index,
-                sample.token_id,
-                visible,
-                sample.logprobs,
-                reason,
-            )
-        )
-        if reason is None:
-            if request is not sample.request:
-                self._scheduler.fork(sample.request, request)
-            return
-        finished.add(request.uid)
-        self._leave(request)
-
-    def _child(self, parent: Request, sample_index: int) -> Request:
-        """Another answer to the same prompt; it takes over after the prompt's last token."""
-        child = Request(
-            uid=parent.uid + sample_index,
-            prompt_ids=parent.prompt_ids,
-            params=parent.params,
-            seed=parent.seed,
-            arrival=parent.arrival,
-            eos_ids=parent.eos_ids,
-            bad_word_ids=parent.bad_word_ids,
-            sample_index=sample_index,
-            group=parent.group,
-            priority=parent.priority,
-            tenant=parent.tenant,
-            cache_salt=parent.cache_salt,
-            batch_id=parent.batch_id,
-        )
-        child.first_scheduled, child.num_cached = parent.first_scheduled, parent.num_cached
-        members = self._groups.get(parent.group)
-        if members is None:
-            child.status = Status.FINISHED
-        else:
-            members.append(child)
-        return child
-
-    def _leave(self, request: Request) -> None:
-        self._runner.release(request)
-        members = self._groups.get(request.group)
-        if members is not None:
-            members.remove(request)
-            if not members:
-                del self._groups[request.group]
 
     # ---------------------------------------------------------------- commands
 
@@ -342,27 +207,23 @@ class Engine:
             self._emit([ErrorOut(r.group, error.code, error.message) for r in requests])
             return
         for request in requests:
-            self._groups[request.group] = [request]
+            self._collector.groups[request.group] = [request]
             self._scheduler.add(request)
 
     def _abort(self, group: int, error: RequestError | None) -> None:
-        members = self._groups.pop(group, None)
+        members = self._collector.groups.pop(group, None)
         if members is None:
             return
         for member in members:
-            self._drop(member)
+            self._collector.drop(member)
         if error is not None:
             self._emit([ErrorOut(group, error.code, error.message)])
 
     def _abort_sequence(self, group: int, sample_index: int) -> None:
-        for member in list(self._groups.get(group, ())):
+        for member in list(self._collector.groups.get(group, ())):
             if member.sample_index == sample_index:
-                self._drop(member)
-                self._leave(member)
-
-    def _drop(self, request: Request) -> None:
-        self._scheduler.finish(request)
-        self._runner.release(request)
+                self._collector.drop(member)
+                self._collector.leave(member)
 
     def _end_waiting(self) -> None:
         for request in list(self._scheduler.waiting):
@@ -373,7 +234,7 @@ class Engine:
                 )
 
     def _end_all(self, code: ErrorCode, message: str) -> None:
-        for group in list(self._groups):
+        for group in list(self._collector.groups):
             self._abort(group, RequestError(message, code))
 
     def _stop(self) -> None:
@@ -398,10 +259,10 @@ class Engine:
             self._give_up(f"{self._failed_steps} steps failed in a row; the engine is unhealthy")
 
     def _give_up(self, message: str) -> None:
-        """Fail everything that is open and refuse what comes; the supervisor restarts the server."""
+        """Fail what is open and refuse what comes; the supervisor restarts the server."""
         logger.critical("%s", message)
         self._set_state(State.UNHEALTHY)
-        groups, self._groups = self._groups, {}
+        groups, self._collector.groups = self._collector.groups, {}
         self._emit([ErrorOut(group, ErrorCode.INTERNAL, message) for group in groups])
 
     def _refusal(self) -> RequestError:

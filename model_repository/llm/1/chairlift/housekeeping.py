@@ -1,4 +1,4 @@
-"""The housekeeping thread: cancellation, deadlines, drain, heartbeat. What must not hold up a step."""
+"""The housekeeping thread: cancellation, deadlines, drain, heartbeat; never in a step's way."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Housekeeping:
             self._engine.drain(limit)
 
     def _beat(self) -> None:
-        """Write the heartbeat; its time is when the engine's loop last turned, not when we looked."""
+        """Write the heartbeat; its time is when the engine's loop last turned, not now."""
         self._next_beat = self._clock() + self._config.heartbeat_period_s
         if self._control_dir is None:
             return

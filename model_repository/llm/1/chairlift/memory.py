@@ -1,8 +1,8 @@
 """The memory sum: weights, KV bytes per token, and how many blocks and requests fit.
 
 The engine sizes its pool with these functions and reports their figures at start. Run as a script
-(``python -m chairlift.memory``, or ``chairlift plan``) they need a model's config alone: no weights,
-no GPU.
+(``python -m chairlift.memory``, or ``chairlift plan``) they need a model's config alone: no
+weights, no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KVShape(Protocol):
 
 
 class PoolPlan(NamedTuple):
-    """A sized KV pool. ``num_blocks`` includes the null block; tokens and bytes count usable ones."""
+    """A sized KV pool. ``num_blocks`` includes the null block, ``num_tokens`` does not."""
 
     num_blocks: int
     block_size: int
@@ -86,8 +86,8 @@ def cpu_pool_bytes(available_bytes: int, wanted_bytes: int | None) -> int:
         return min(int(available_bytes * CPU_POOL_FRACTION), CPU_POOL_LIMIT)
     if wanted_bytes > available_bytes:
         raise ValueError(
-            f"kv_cache_memory_bytes is {wanted_bytes:,}, but only {available_bytes:,} bytes of memory "
-            "are available"
+            f"kv_cache_memory_bytes is {wanted_bytes:,}, but only {available_bytes:,} bytes of "
+            "memory are available"
         )
     return wanted_bytes
 

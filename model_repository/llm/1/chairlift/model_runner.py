@@ -15,7 +15,7 @@ from .scheduler import Row, StepPlan
 
 
 class Sample(NamedTuple):
-    """The token drawn for ``sample_index`` of ``request``; ``invalid`` where the logits were NaN."""
+    """The token drawn for one sample of ``request``; ``invalid`` where the logits were NaN."""
 
     request: Request
     sample_index: int
@@ -63,9 +63,14 @@ class ModelRunner:
         logits = self._forward(batch)
         sampled = self._sampler.sample(logits[: len(drawing.token_rows)], drawing.rows)
         samples = [
-            Sample(request, row.sample_index, *drawn)
-            for request, row, *drawn in zip(
-                drawing.requests, drawing.rows, sampled.token_ids, sampled.logprobs, sampled.invalid
+            Sample(request, row.sample_index, token_id, logprobs, invalid)
+            for request, row, token_id, logprobs, invalid in zip(
+                drawing.requests,
+                drawing.rows,
+                sampled.token_ids,
+                sampled.logprobs,
+                sampled.invalid,
+                strict=True,
             )
         ]
         scores = self._score_prompts(scoring, logits[len(drawing.token_rows) :])

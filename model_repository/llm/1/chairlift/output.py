@@ -9,8 +9,8 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from .answers import Answer, RequestRecord
-from .engine import ErrorOut, Outputs, PromptOut, TokenOut
 from .errors import RequestError
+from .step_outputs import ErrorOut, Outputs, PromptOut, TokenOut
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,14 @@ from . import assembly, protocol
 from .answers import Answer, ClientRequest, Responder
 from .calls import GenerateCall, StopCall, WireSettings
 from .config import EngineConfig
-from .engine import ErrorOut, State
+from .engine import State
 from .errors import ErrorCode, RequestError
 from .housekeeping import Housekeeping
 from .open_requests import OpenRequests
 from .output import Observer, OutputThread
 from .prompts import PromptProcessor
 from .request import Request
+from .step_outputs import ErrorOut
 from .tensors import Array
 from .token_pieces import TokenPieces
 
@@ -136,7 +137,7 @@ class Service:
         made = [self._make(call, client, now, batch_id) for call in parsed]
         for _, request in made:
             self.engine.check_fits(request)
-        for answer, request in made:
+        for _, request in made:
             client.groups.append(request.group)
             client.open_rows += 1
         self._open.add(client)
