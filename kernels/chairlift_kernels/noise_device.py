@@ -28,7 +28,7 @@ def row_key(seed, sample_index, position, START: tl.constexpr):
 
 @triton.jit
 def uniform(key_0, key_1, token_ids):
-    """Uniform float32 strictly inside (0, 1) for a block of token ids, from the two words of a row's key."""
+    """Uniform float32 inside (0, 1) for a block of token ids, from the words of a row's key."""
     x = (_fmix(token_ids.to(tl.uint32) ^ 0x27D4EB2F) ^ key_0) * 0x7FEB352D
     x = (x ^ (x >> 15) ^ key_1) * 0x846CA68B
     return ((x >> 8) | 1).to(tl.float32) * 5.9604644775390625e-08  # 2^-24

@@ -1,0 +1,93 @@
+"""Everything the kernels choose by size or by device, in one place.
+
+Status: the attention shapes below compile without spills and fit the shared memory of every device
+of their line (perf/compile_matrix.py checks each, for head sizes 64, 128 and 256 and all options).
+They were chosen by registers, shared memory and instruction counts; none has been timed yet.
+`perf/gpu_check.sh` times the alternatives (its table "launch shapes") and is what may change a
+line here; write the measurement beside the line it changes.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Shape(NamedTuple):
+    """A launch of the attention kernel: rows of queries, keys a tile, warps, pipeline stages."""
+
+    block_m: int
+    tile: int
+    warps: int
+    stages: int
+
+
+Capability = tuple[int, int]
+
+# Keys of one split of the decode shape; a constant, because the order of additions hangs on it. 512
+# keys are 8 tiles or fewer: long enough that partial sums are under 1 % of the traffic (G * (D + 2)
+# * 4 bytes against 512 * 2 D * 2 for K and V).
+SPLIT_KEYS = 512
+# Splits merged at once: one load of the merge kernel covers 16 * 512 keys of context.
+MERGE_CHUNK = 16
+# q, k or v heads that one program of rope_cache takes: 8 heads of 128 in bf16 are 2 KiB, 16 bytes
+# for each of 2 warps' lanes twice.
+HEADS_PER_PROGRAM = 8
+ACTIVATION_BLOCK = 1024
+COPY_BLOCK = 2048
+# Logits that one program of the sampling kernels holds in registers at a time.
+VOCAB_BLOCK = 4096
+
+# decode: rows are the query heads of one KV head, so 16 rows are the matrix unit's least. Tiles of
+# 128 keys need 431 instructions where two tiles of 64 need 900 (sm_90, D 128, bf16), in 128
+# registers and 74 KB: 3 programs on a multiprocessor.
+DECODE = {64: Shape(16, 128, 4, 3), 128: Shape(16, 128, 4, 3), 256: Shape(16, 64, 4, 3)}
+# prefill, by family of devices and padded head size. 128 x 64 with 8 warps is wgmma without spills
+# on sm_90 (184 registers, 96 KB at D 128); 64 x 64 with 4 warps spills on sm_80 and sm_120 at D
+# 128. Above D 128 only 8 warps a 64-row tile hold the sums.
+PREFILL = {
+    "sm_80": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 32, 8, 2)},
+    "sm_90": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
+    "sm_100": {64: Shape(128, 64, 8, 2), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
+}
+# fp32 inputs are multiplied in full precision, without the matrix units: small tiles, for checks
+# and tiny models.
+FULL_PRECISION = {64: Shape(16, 32, 4, 2), 128: Shape(16, 32, 4, 2), 256: Shape(16, 16, 4, 2)}
+
+
+def capability_of(device: torch.device) -> Capability:
+    """Compute capability of a CUDA device; (8, 0) stands for the interpreter's CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
+
+
+def supports_fp8(capability: Capability) -> bool:
+    """e4m3 conversion exists from sm_89 on."""
+    return capability >= (8, 9)
+
+
+def family_of(capability: Capability) -> str:
+    """sm_80's line also serves sm_86, sm_89 and sm_12x: the same mma.sync, 99 KB of shared memory."""
+    return {9: "sm_90", 10: "sm_100"}.get(capability[0], "sm_80")
+
+
+def padded(size: int) -> int:
+    """A dimension as tl.arange and tl.dot take it: a power of two, 16 at least."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def attention_shape(
+    capability: Capability, head_size: int, group: int, itemsize: int, *, decode: bool
+) -> Shape:
+    """Shape for the larger of the head sizes, G query heads a KV head, and the queries' itemsize.
+
+    A group larger than the tile makes the tile as large as the group. ValueError above size 256.
+    """
+    if head_size > 256:
+        raise ValueError(f"head size {head_size} is above 256")
+    line = FULL_PRECISION if itemsize == 4 else DECODE if decode else PREFILL[family_of(capability)]
+    shape = line[next(limit for limit in sorted(line) if head_size <= limit)]
+    return shape._replace(block_m=max(shape.block_m, padded(group)))
+
+
+def row_warps(block: int) -> int:
+    """Warps for a kernel that holds a row of `block` elements: about 16 elements a lane."""
+    return min(16, max(1, block // 512))

@@ -1,0 +1,127 @@
+"""Log-probabilities of the chosen token, its rank, and the n likeliest tokens, without a sort.
+
+    chosen = l_c - log sum_j e^l_j          rank = 1 + #{j: l_j > l_c}
+    top    the n largest l_j less the same logarithm; among equals the lowest id comes first
+
+    logits   [R, V], fp32, bf16 or fp16, last dimension contiguous; token_ids int64 [R]
+
+The n likeliest of every block of V are found by n rounds of argmax in registers, then the n
+likeliest of those.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from chairlift_kernels.launch_table import VOCAB_BLOCK
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# Stands for -inf among candidates: -inf itself marks those already taken.
+LEAST = tl.constexpr(-3.0e38)
+
+
+class Logprobs(NamedTuple):
+    """chosen fp32 [R], rank int32 [R], top_ids int64 [R, n], top fp32 [R, n]; log_sum = log sum e^l."""
+
+    chosen: torch.Tensor
+    rank: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+    log_sum: torch.Tensor
+
+
+@triton.jit(do_not_specialize=["size"])
+def token_logprob_kernel(
+    logits, token_ids, chosen, rank, log_sum, stride_row, size, BLOCK: tl.constexpr
+):
+    """Grid (R,)."""
+    index = tl.program_id(0)
+    row = logits + index.to(tl.int64) * stride_row
+    mine = tl.load(row + tl.load(token_ids + index)).to(tl.float32)
+    peak = tl.full([BLOCK], LEAST, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    above = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x = tl.load(row + columns, mask=columns < size, other=float("-inf")).to(tl.float32)
+        new_peak = tl.maximum(peak, x)
+        total = total * tl.exp2((peak - new_peak) * LOG2E) + tl.exp2((x - new_peak) * LOG2E)
+        above += (x > mine).to(tl.int32)
+        peak = new_peak
+    top = tl.max(peak, axis=0)
+    whole = tl.sum(total * tl.exp2((peak - top) * LOG2E), axis=0)
+    sum_log = top + tl.log2(whole) * LN2
+    tl.store(log_sum + index, sum_log)
+    tl.store(chosen + index, mine - sum_log)
+    tl.store(rank + index, tl.sum(above, axis=0) + 1)
+
+
+@triton.jit
+def _store_largest(values, x, ids, at, count, BLOCK: tl.constexpr):
+    """Stores the `count` largest of x, falling, at values[at...], and their places at ids[at...]."""
+    columns = tl.arange(0, BLOCK)
+    for i in range(count):
+        best, place = tl.max(x, axis=0, return_indices=True)
+        tl.store(values + at + i, best)
+        tl.store(ids + at + i, place)
+        x = tl.where(columns == place, float("-inf"), x)
+
+
+@triton.jit(do_not_specialize=["size", "count"])
+def block_top_kernel(logits, values, ids, stride_row, size, count, BLOCK: tl.constexpr):
+    """Grid (R, blocks of V): candidates and their columns in the block, [R, blocks, count]."""
+    index = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + index * stride_row + columns, mask=columns < size, other=0.0)
+    x = tl.where(columns < size, tl.maximum(x.to(tl.float32), LEAST), float("-inf"))
+    at = (index * tl.num_programs(1) + part) * count
+    _store_largest(values, x, ids, at, count, BLOCK)
+
+
+@triton.jit(do_not_specialize=["candidates", "count"])
+def merge_top_kernel(
+    values, log_sum, top, places, candidates, count, CANDIDATES: tl.constexpr
+):  # fmt: skip
+    """Grid (R,): the best of a row's candidates, and their places among the candidates."""
+    index = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, CANDIDATES)
+    x = tl.load(
+        values + index * candidates + columns, mask=columns < candidates, other=float("-inf")
+    )
+    _store_largest(top, x, places, index * count, count, CANDIDATES)
+
+
+def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logprobs:
+    """Log-probabilities of the chosen token and of the `count` likeliest, 0 <= count <= V."""
+    rows, size = logits.shape
+    parts = triton.cdiv(size, VOCAB_BLOCK)
+
+    def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    chosen, log_sum = empty(torch.float32, rows), empty(torch.float32, rows)
+    rank = empty(torch.int32, rows)
+    token_logprob_kernel[(rows,)](
+        logits, token_ids, chosen, rank, log_sum, logits.stride(0), size,
+        BLOCK=VOCAB_BLOCK, num_warps=8,
+    )  # fmt: skip
+    top, places = empty(torch.float32, rows, count), empty(torch.int32, rows, count)
+    if count == 0:
+        return Logprobs(chosen, rank, places.long(), top, log_sum)
+    values, ids = empty(torch.float32, rows, parts * count), empty(torch.int32, rows, parts * count)
+    block_top_kernel[(rows, parts)](
+        logits, values, ids, logits.stride(0), size, count, BLOCK=VOCAB_BLOCK, num_warps=8
+    )  # fmt: skip
+    candidates = parts * count
+    merge_top_kernel[(rows,)](
+        values, log_sum, top, places, candidates, count,
+        CANDIDATES=triton.next_power_of_2(candidates), num_warps=8,
+    )  # fmt: skip
+    places = places.long()
+    top_ids = ids.gather(1, places) + places // count * VOCAB_BLOCK
+    top = torch.where(top <= LEAST.value, float("-inf"), top - log_sum[:, None])
+    return Logprobs(chosen, rank, top_ids, top, log_sum)
