@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from chairlift.draw import Place
+from chairlift.gumbel import Place
 from chairlift.penalties import (
     PenalisedRow,
     RequestEdits,

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from chairlift.draw import Place
+from chairlift.gumbel import Place
 from chairlift.request import SamplingParams
 from chairlift.sampler import Sampler, SamplingRow
 
 CPU = torch.device("cpu")
+VOCAB = 1000
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def row(params: SamplingParams, uid: int = 0, **fields: object) -> SamplingRow:
@@ -24,6 +26,36 @@ def row(params: SamplingParams, uid: int = 0, **fields: object) -> SamplingRow:
         "output_ids": [],
     }
     return SamplingRow(params=params, uid=uid, **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def logits_of(count: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
+    return torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def generate(
+    sampler: Sampler,
+    params: SamplingParams,
+    length: int,
+    *,
+    logits: torch.Tensor | None = None,
+    neighbours: int = 0,
+    first: bool = False,
+    **fields: object,
+) -> list[int]:
+    """Draw ``length`` tokens of one request; every position has its own logits, if none are given.
+
+    ``neighbours`` penalised requests with prompts of other lengths share each batch.
+    """
+    output: list[int] = []
+    loud = SamplingParams(temperature=0.9, repetition_penalty=2.0, frequency_penalty=1.05)
+    beside = [row(loud, 100 + i, prompt_ids=[i] * (5 + 40 * i)) for i in range(neighbours)]
+    for position in range(length):
+        own = logits if logits is not None else logits_of(1, position)[0]
+        mine = row(params, 1, position=position, output_ids=output, **fields)
+        rows = [mine, *beside] if first else [*beside, mine]
+        batch = torch.stack([own if r is mine else logits_of(1, 50 + r.uid)[0] for r in rows])
+        output.append(sampler.sample(batch, rows).token_ids[rows.index(mine)])
+    return output
 
 
 class Favour:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.draw import GumbelNoise, Place
+from chairlift.gumbel import GumbelNoise, Place
 from chairlift.request import SamplingParams
 from chairlift.sampler import Sampler, SamplingRow
 from chairlift_kernels import noise

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from chairlift_kernels.noise import M1, M2, MASK, START_0, START_1, noise_from, token_hash
-
+from .gumbel import Noise
 from .request import SamplingParams
 from .rowwise import (
     best_token,
@@ -36,57 +33,6 @@ from .rowwise import (
 # Holds the usual top_k and most nuclei. Per row of 49,152 on one core 64 candidates cost 36 us, 128
 # 52 us, 256 82 us; a row they do not suffice for costs 250 us more.
 NUM_CANDIDATES = 128
-
-
-class Place(NamedTuple):
-    """What addresses the noise of one row; ``seed`` has 64 bits, the others 32."""
-
-    seed: int
-    sample_index: int
-    position: int
-
-
-class Noise(Protocol):
-    """Gumbel noise by place and token; ``keys`` makes of the places what the others take."""
-
-    def keys(self, places: Sequence[Place]) -> torch.Tensor:
-        """[R, ...] on the device."""
-
-    def at(self, keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """float32 [R, n] for int64 ids [R, n]."""
-
-    def everywhere(self, keys: torch.Tensor) -> torch.Tensor:
-        """float32 [R, V], a new tensor."""
-
-
-class GumbelNoise:
-    """The noise of chairlift_kernels with the hashes of a vocabulary kept (0.5 ms to make)."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._hashes = token_hash(torch.arange(vocab_size, device=device))
-
-    def keys(self, places: Sequence[Place]) -> torch.Tensor:
-        """``row_keys`` on the host: as 120 torch operators it takes 0.5 ms, so 0.05 ms."""
-        words = np.array(
-            [(p.seed & MASK, p.seed >> 32 & MASK, p.sample_index, p.position) for p in places],
-            np.uint32,
-        )
-        state = np.array([[START_0, START_1]], np.uint32)
-        for word in words.T[:, :, None]:
-            state = _mixed((state * np.uint32(5)) ^ word)
-        return torch.from_numpy(state.view(np.int32)).to(self._hashes.device)
-
-    def at(self, keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        return noise_from(keys, self._hashes[token_ids])
-
-    def everywhere(self, keys: torch.Tensor) -> torch.Tensor:
-        return noise_from(keys, self._hashes)
-
-
-def _mixed(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(M1)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(M2)
-    return x ^ (x >> np.uint32(16))
 
 
 class Settings(NamedTuple):
@@ -120,7 +66,6 @@ class Rows(NamedTuple):
     best: torch.Tensor
     settings: Settings
     keys: torch.Tensor
-    any_top_p: bool
 
     def take(self, rows: torch.Tensor) -> Rows:
         """Some rows, given in ascending order."""
@@ -131,7 +76,6 @@ class Rows(NamedTuple):
             self.best[rows],
             Settings(*(column[rows] for column in self.settings)),
             self.keys[rows],
-            self.any_top_p,
         )
 
 
@@ -144,14 +88,13 @@ def draw(
     """
     device, width = logits.device, logits.shape[1]
     best = logits.amax(1, keepdim=True)
-    settings = Settings.of(params, width, device)
-    rows = Rows(logits, best, settings, keys, any(p.top_p < 1.0 for p in params))
+    rows = Rows(logits, best, Settings.of(params, width, device), keys)
     ids = torch.empty(len(params), dtype=torch.int64, device=device)
     narrow = [i for i, p in enumerate(params) if _may_be_narrow(p)]
     wide = [i for i, p in enumerate(params) if not _may_be_narrow(p)]
     if narrow:
         index = torch.tensor(narrow, device=device)
-        ids[index], settled = _draw_narrow(rows.take(index), noise)
+        ids[index], settled = _draw_narrow(rows.take(index), [params[i] for i in narrow], noise)
         wide += [i for i, done in zip(narrow, settled.tolist(), strict=True) if not done]
     size = group_size(logits)
     for nucleus in (False, True):
@@ -166,7 +109,9 @@ def _may_be_narrow(params: SamplingParams) -> bool:
     return params.top_p < 1.0 or params.min_p > 0.0 or 0 < params.top_k < NUM_CANDIDATES
 
 
-def _draw_narrow(rows: Rows, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw_narrow(
+    rows: Rows, params: Sequence[SamplingParams], noise: Noise
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw among the best candidates only; also says for which rows they were enough, bool [R]."""
     scale, log_min_p, top_k, _ = rows.settings
     top = top_tokens(rows.logits, NUM_CANDIDATES)
@@ -176,28 +121,37 @@ def _draw_narrow(rows: Rows, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
     kth = y.gather(1, (top_k - 1).clamp_(max=count - 1)).masked_fill_(top_k > count, -torch.inf)
     lowest = torch.maximum(log_min_p, kth)
     settled = lowest > bound
-    if rows.any_top_p:
-        lowest, settled = _nucleus(rows, y, bound, lowest, settled)
+    if any(p.top_p < 1.0 for p in params):
+        # top_p alone is a share of the whole row's mass, which the candidates do not hold.
+        off = rows.logits.shape[1]
+        alone = [p.top_p < 1.0 and not p.min_p > 0.0 and not 0 < p.top_k < off for p in params]
+        whole = torch.tensor(
+            [n for n, is_alone in enumerate(alone) if is_alone], dtype=torch.int64, device=y.device
+        )
+        lowest, settled = _nucleus(rows, y, bound, lowest, settled, whole)
     settled |= bound == -torch.inf
     score = noise.at(rows.keys, top.ids).add_(y).masked_fill_(y < lowest, -torch.inf)
     return top.ids.gather(1, score.argmax(1, keepdim=True)).squeeze(1), settled.squeeze(1)
 
 
 def _nucleus(
-    rows: Rows, y: torch.Tensor, bound: torch.Tensor, lowest: torch.Tensor, enough: torch.Tensor
+    rows: Rows,
+    y: torch.Tensor,
+    bound: torch.Tensor,
+    lowest: torch.Tensor,
+    enough: torch.Tensor,
+    whole: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest y [R, 1] after top_p too, and whether candidates above ``bound`` were enough.
 
-    ``lowest`` and ``enough`` are the same after min_p and top_k; y [R, k] is in descending order.
+    ``lowest`` and ``enough`` are the same after min_p and top_k; y [R, k] is in descending order;
+    ``whole`` are the rows with top_p and nothing else.
     """
-    scale, _, top_k, top_p = rows.settings
+    top_p = rows.settings.top_p
     mass = y.exp().masked_fill_(y < lowest, 0.0)
     total = mass.sum(1, keepdim=True)
-    # top_p alone is a share of the whole row's mass, which the candidates do not hold.
-    alone = (lowest == -torch.inf) & (top_k == rows.logits.shape[1])
-    whole = true_rows(alone & (top_p < torch.inf))
     if len(whole):
-        total[whole] = exp_sums(rows.logits, rows.best, scale, whole)
+        total[whole] = exp_sums(rows.logits, rows.best, rows.settings.inverse_temperature, whole)
         enough[whole] = True
     outside = mass.cumsum(1).sub_(mass) >= top_p * total
     outside[:, 0] = False

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from .draw import GumbelNoise, Noise, Place, draw
+from .draw import draw
+from .gumbel import GumbelNoise, Noise, Place
 from .logprobs import token_logprobs
 from .penalties import (
     PenalisedRow,
