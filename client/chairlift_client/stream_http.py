@@ -80,8 +80,9 @@ def _chunk(event: dict[str, object]) -> Chunk:
 
 
 def _error_text(body: bytes, status: int) -> str:
+    """The server's words; it refuses a stream with JSON, or with an event that holds JSON."""
     try:
-        return str(json.loads(body)["error"])
+        return str(json.loads(body.removeprefix(b"data:"))["error"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {status}: {body.decode('utf-8', 'replace')[:200]}"
 

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server with the default model for all tests that leave it as they found it."""
-    with running_server(tmp_path_factory.mktemp("server"), "--no-greet") as process:
+    with running_server(tmp_path_factory.mktemp("server")) as process:
         yield process
 
 

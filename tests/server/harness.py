@@ -81,6 +81,7 @@ class ServerProcess:
             return "\nready http" in self.log() and self.control.heartbeat() is not None
 
         wait_for("the model to be ready", ready, seconds)
+        wait_for("the introduction to end", lambda: "\nchairlift chat" in self.log(), seconds)
 
     def tritonserver_pid(self) -> int:
         """The process id of the tritonserver that runs now."""

@@ -122,15 +122,18 @@ def test_http_error_event_ends_the_stream() -> None:
 
 def test_http_refusals_carry_the_servers_words() -> None:
     def script(handler: Handler) -> None:
-        body = json.dumps({"error": "too long"}) if handler.body["text_input"] == "x" else "boom"
+        refusal = json.dumps({"error": "too long"})
+        bodies = {"x": refusal, "event": f"data: {refusal}\n\n", "y": "boom"}
+        body = bodies[str(handler.body["text_input"])]
         handler.send_response(400)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body.encode())
 
     with http_server(script) as url:
-        with pytest.raises(GenerateError, match="^too long$"):
-            next(generate(url, "x"))
+        for prompt in ("x", "event"):
+            with pytest.raises(GenerateError, match="^too long$"):
+                next(generate(url, prompt))
         with pytest.raises(GenerateError, match="HTTP 400: boom"):
             next(generate(url, "y"))
 
