@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,16 @@ class LogToTriton(logging.Handler):
 
 
 class TritonResponder:
-    """One client's response sender. Holds nothing else of the request, whose tensors are copied."""
+    """One client's response sender. Holds nothing else of the request, whose tensors are copied.
+
+    A lock keeps ``is_cancelled`` and FINAL apart: asking about a request that is just being closed
+    reads freed memory in tritonserver and takes it down [seen in 24.10, signal 11].
+    """
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def send(self, outputs: Mapping[str, np.ndarray[Any, Any]], *, final: bool) -> None:
         tensors = [pb_utils.Tensor(name, array) for name, array in outputs.items()]
@@ -48,10 +55,14 @@ class TritonResponder:
         self._send(pb_utils.InferenceResponse(error=triton_error), final)
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        with self._lock:
+            return not self._closed and bool(self._sender.is_cancelled())
 
     def _send(self, response: Any, final: bool) -> None:
-        self._sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        with self._lock:
+            self._closed = final
+            self._sender.send(response, flags)
 
 
 class TritonPythonModel:
@@ -122,9 +133,9 @@ def _refuse_instances(model_config: Mapping[str, Any]) -> None:
     kinds = {group.get("kind", "KIND_MODEL") for group in groups}
     if count > 1 or kinds - {"KIND_MODEL"}:
         raise ValueError(
-            f"instance_group asks for {count} instances of {sorted(kinds)}; Chairlift serves one of "
-            "KIND_MODEL: a second would load the weights again and could share neither KV cache nor "
-            "batch. The device is the setting 'device'; run one server per device to use several"
+            f"instance_group asks for {count} instances of {sorted(kinds)}; Chairlift serves one "
+            "of KIND_MODEL: a second would load the weights again and could share neither KV cache "
+            "nor batch. The setting 'device' names its device; run a server per device for several"
         )
 
 

@@ -16,7 +16,7 @@ from .engine import Engine
 from .kv_cache import KVCacheManager
 from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, Runner
 from .policies import make_batch_policy
 from .queue_order import FirstCome
 from .sampler import Sampler
@@ -47,6 +47,7 @@ def build(
     *,
     on_step: Callable[[StepStats], None] | None = None,
     loaded: LoadedModel | None = None,
+    wrap_runner: Callable[[Runner], Runner] = lambda runner: runner,
 ) -> Assembly:
     """Load (unless ``loaded`` is given), size the pool, allocate it, and warm up; the loop isn't
     started. Raises ``ValueError`` with the reason where that can't be done."""
@@ -65,7 +66,7 @@ def build(
     scheduler = Scheduler(config, kv, make_batch_policy(config), FirstCome())
     engine = Engine(
         scheduler,
-        runner,
+        wrap_runner(runner),
         emit,
         clock,
         max_waiting=config.max_waiting or DEFAULT_WAITING_ROOM,

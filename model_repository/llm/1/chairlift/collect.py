@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from .errors import ErrorCode
-from .model_runner import ModelRunner, Sample, StepResult
+from .model_runner import Runner, Sample, StepResult
 from .request import FinishReason, Request, Status
 from .scheduler import Scheduler, StepPlan
 from .step_outputs import ErrorOut, Outputs, PromptOut, TokenOut
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 class Collector:
     """Keeps ``groups``: the open sequences of each client's request, by the request's group id."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.groups: dict[int, list[Request]] = {}
         self._scheduler = scheduler
         self._runner = runner

@@ -14,7 +14,7 @@ from enum import Enum
 
 from .collect import Collector
 from .errors import ErrorCode, RequestError
-from .model_runner import ModelRunner
+from .model_runner import Runner
 from .request import Request
 from .scheduler import Scheduler, StepPlan
 from .step_outputs import ErrorOut, Outputs, StepStats
@@ -41,7 +41,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: Runner,
         emit: Callable[[Outputs], None],
         clock: Callable[[], float],
         *,
@@ -136,6 +136,10 @@ class Engine:
     @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
+
+    @property
+    def num_blocks_used(self) -> int:
+        return self._scheduler.kv.num_used
 
     @property
     def num_waiting(self) -> int:

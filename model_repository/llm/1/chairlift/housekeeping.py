@@ -106,6 +106,8 @@ class Housekeeping:
             "state": state.value,
             "running": self._engine.num_running,
             "waiting": self._engine.num_waiting,
+            "open": len(self._open),
+            "blocks_used": self._engine.num_blocks_used,
             "pid": os.getpid(),
         }
         partial = self._control_dir / f"heartbeat.{os.getpid()}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,14 @@ class PromptLogprobs(NamedTuple):
 class StepResult(NamedTuple):
     samples: list[Sample]
     prompt_logprobs: list[PromptLogprobs]
+
+
+class Runner(Protocol):
+    """What the engine needs of a runner."""
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+    def release(self, request: Request) -> None: ...
 
 
 class ModelRunner:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import assembly, protocol
+from . import assembly, faults, protocol
 from .answers import Answer, ClientRequest, Responder
 from .calls import GenerateCall, StopCall, WireSettings
 from .config import EngineConfig
@@ -64,7 +64,12 @@ class Service:
         self._rng = random.Random(config.seed)
         self._open = OpenRequests()
         self._output = OutputThread(clock, observer, self._open.remove)
-        self.parts = assembly.build(config, self._output.put, clock)
+        self.parts = assembly.build(
+            config,
+            self._output.put,
+            clock,
+            wrap_runner=lambda runner: faults.injected(runner, control_dir),
+        )
         loaded = self.parts.loaded
         self.engine = self.parts.engine
         self._pieces = TokenPieces(loaded.tokenizer)
