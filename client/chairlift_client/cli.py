@@ -2,7 +2,7 @@
 
 import typer
 
-from chairlift_client.commands import chat, generate, probe, serve
+from chairlift_client.commands import chat, generate, plan, probe, serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,3 +14,5 @@ app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(probe.probe)
+# The arguments belong to the model directory's own script.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(plan.plan)

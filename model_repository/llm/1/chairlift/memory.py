@@ -1,8 +1,7 @@
 """The memory sum: weights, KV bytes per token, and how many blocks and requests fit.
 
-The engine sizes its pool with these functions and reports their figures at start. Run as a script
-(``python -m chairlift.memory``, or ``chairlift plan``) they need a model's config alone: no
-weights, no GPU.
+The engine sizes its pool with these functions and reports their figures at start; plan.py
+(`chairlift plan`) prints the same from a model's config alone, without weights and without a GPU.
 """
 
 from __future__ import annotations
@@ -102,3 +101,21 @@ def gpu_pool_bytes(
     """
     used_by_others = total_bytes - free_bytes - own_bytes
     return int(total_bytes * utilization) - used_by_others - own_bytes - peak_step_bytes
+
+
+def step_bytes(
+    num_tokens: int,
+    num_rows: int,
+    hidden_size: int,
+    intermediate_size: int,
+    vocab_size: int,
+    itemsize: int,
+) -> int:
+    """Estimated extra memory of one step, where it can't be measured.
+
+    The widest moment of a layer holds, per token, the residual and its norm, q-k-v with the output
+    of attention, and gate with up: about 6 hidden + 2 intermediate. Each row that samples holds its
+    logits in float32 twice (raw, and edited).
+    """
+    per_token = (6 * hidden_size + 2 * intermediate_size) * itemsize
+    return num_tokens * per_token + num_rows * vocab_size * 4 * 2
