@@ -18,8 +18,8 @@ class ConstantHash(int):
 class FakeCache:
     """Slots that remember which prefix, ending with which token, was written to them.
 
-    A real key or value depends on its token and on all tokens before it, so each prefix gets a number
-    and a slot holds the number of the prefix that ends there.
+    A real key or value depends on its token and on all tokens before it, so each prefix gets a
+    number and a slot holds the number of the prefix that ends there.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -126,6 +126,11 @@ class Simulation:
     def _run(self, plan: StepPlan) -> None:
         self.cache.copy(plan.copies)
         self.cache.write(plan.rows)
+        for request, start, num_tokens in plan.rows:
+            index, offset = divmod(start, self.block_size)
+            if 0 < offset < offset + num_tokens < self.block_size:
+                sharers = self.kv.num_sharers(request.block_ids[index])
+                assert sharers == 1, "writes to an unfinished block that others hold"
         for request in self.scheduler.running:
             self.cache.check(request)
         self.num_computed_tokens += plan.num_tokens
@@ -157,6 +162,7 @@ class Simulation:
             child.first_scheduled, child.num_cached = request.first_scheduled, request.num_cached
             stops_after = self.history[request.uid].stops_after + index
             self._enter(child, min(stops_after, request.params.max_tokens))
+            self.history[child.uid].adopted = child.num_cached
             self._append(child, finished)
             if child.uid in finished:
                 child.status = Status.FINISHED
@@ -207,7 +213,7 @@ class Simulation:
             assert skipped == 0, "cached tokens have no logits"
         if request.num_preemptions == 0 and not request.output_ids:
             history.adopted += skipped
-            assert request.num_cached == history.adopted
+        assert request.num_cached == history.adopted
         history.computed += num_tokens
         history.reached = request.num_computed
 

@@ -1,4 +1,4 @@
-"""Random histories of the scheduler: everything that can happen, in any order, checked each step."""
+"""Random histories of the scheduler: all that can happen, in any order, checked each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from tests.unit.fake_cache import ConstantHash
-from tests.unit.simulation import Simulation
+from tests.unit.simulation import Simulation, Trouble
 
 ALPHABET = 2  # so few tokens that prompts share prefixes, and outputs continue other prompts
 
@@ -88,14 +88,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.sim.live)))
         self.sim.cancel(self.sim.live[uid])
 
-    @rule()
-    def a_step_fails(self) -> None:
-        self.sim.step("error")
-
-    @rule(times=st.integers(1, 3))
-    def memory_runs_out(self, times: int) -> None:
-        for _ in range(times):
-            self.sim.step("out of memory")
+    @rule(before=st.integers(0, 3), trouble=st.sampled_from(["error", "out of memory"]))
+    def a_step_fails(self, before: int, trouble: Trouble) -> None:
+        self.steps(before)
+        self.sim.step(trouble)
 
     def teardown(self) -> None:
         if hasattr(self, "sim"):

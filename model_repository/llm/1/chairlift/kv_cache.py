@@ -157,7 +157,7 @@ class KVCacheManager:
         """
         num_hit = len(hit.block_ids)
         num_tokens = request.num_computed + num_hit * self.block_size + num_new_tokens
-        num_new = self.blocks_for(num_tokens) - len(request.block_ids) - num_hit
+        num_new = max(0, self.blocks_for(num_tokens) - len(request.block_ids) - num_hit)
         revived = sum(self._ref_counts[block] == 0 for block in hit.block_ids) if num_hit else 0
         shares_tail = self._shares_tail(request)
         if num_new + revived + shares_tail > self.num_free:
