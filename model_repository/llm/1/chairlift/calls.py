@@ -39,8 +39,8 @@ class WireSettings:
     """How one model entry speaks.
 
     ``batched`` entries carry a leading batch dimension on every tensor. ``ignored_parameters`` are
-    request parameters to pass over beside those that known clients are known to send. ``relayed`` is
-    true for a request that comes through `llm_infer`, which can take one response only.
+    request parameters to pass over beside those that known clients send. ``relayed`` is true for a
+    request that comes through `llm_infer`, which can take one response only.
     """
 
     dialect: Dialect = "trtllm"

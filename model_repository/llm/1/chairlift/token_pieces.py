@@ -8,7 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# A byte that is no character by itself, as byte-fallback vocabularies write it.
+_BYTE_TOKEN = re.compile(r"<0x([89A-Fa-f][0-9A-Fa-f])>")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -50,7 +51,7 @@ class TokenPieces:
         An id that the tokenizer does not know (a padded vocabulary) adds nothing.
         """
         if self._alphabet is None and previous is None:
-            return self._decode([token_id]).encode()
+            return self._make(token_id, [])
         if self._local or previous is None:
             return self.by_itself(token_id)
         return self._make(token_id, [previous])
