@@ -17,7 +17,7 @@ from transformers import (
 
 from . import attention
 from .attention import AttentionOptions, LayerShape, ShapeProbe, StepBatch
-from .backends import make_backend, open_kernels
+from .backends import Kernels, make_backend, open_kernels
 from .config import EngineConfig
 from .fusion import fuse
 
@@ -47,7 +47,7 @@ class LoadedModel(NamedTuple):
     max_model_len: int
     dtype: torch.dtype
     device: torch.device
-    kernels: Any | None
+    kernels: Kernels | None
 
 
 class Source(NamedTuple):
@@ -104,7 +104,7 @@ def load(config: EngineConfig) -> LoadedModel:
     kernels = open_kernels(config, device, model.dtype)
     if kernels is not None and config.fused_modules:
         with torch.inference_mode():
-            report = fuse(model, kernels, lambda: make_backend(kernels), layers, options)
+            report = fuse(model, kernels.ops, lambda: make_backend(kernels), layers, options)
         logger.info("%s", report.summary())
     return LoadedModel(
         model=model,
