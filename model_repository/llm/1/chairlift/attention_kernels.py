@@ -1,4 +1,4 @@
-"""The backends on our kernels: C++ on a CPU, Triton-lang on a GPU; the operators have equal names."""
+"""The backends on our kernels: C++ on a CPU, Triton-lang on a GPU, under equal names."""
 
 from __future__ import annotations
 
