@@ -27,6 +27,8 @@ from chairlift.values import (
 # logits are closer than 0.002: greedy but for ties, and a division by 1e-38 never happens.
 _GREEDY_BELOW = 1e-4
 
+_INT64_MAX = 2**63 - 1
+
 Values = Mapping[str, Any]
 Reader = Callable[[str, object, Limits], Any]
 
@@ -38,7 +40,7 @@ class Field(NamedTuple):
     aliases: tuple[str, ...] = ()
 
 
-def _int(low: int, high: int | None = None, want: str = "") -> Reader:
+def _int(low: int, high: int, want: str = "") -> Reader:
     return lambda name, value, limits: as_int(name, value, low, high, want)
 
 
@@ -100,8 +102,10 @@ def _no_lora(name: str, value: object, limits: Limits) -> NoReturn:
 
 FIELDS: dict[str, Field] = {
     # How long
-    "max_tokens": Field(_int(1, want="a single value > 0"), ("request_output_len",)),
-    "min_tokens": Field(_int(0), ("min_length",)),
+    "max_tokens": Field(
+        _int(1, _INT64_MAX, want="a single value > 0 and below 2**63"), ("request_output_len",)
+    ),
+    "min_tokens": Field(_int(0, _INT64_MAX), ("min_length",)),
     "ignore_eos": Field(_flag),
     "end_id": Field(_int(-1, 2**31 - 1)),
     "stop": Field(
@@ -111,7 +115,7 @@ FIELDS: dict[str, Field] = {
     "include_stop_str_in_output": Field(_flag),
     # Which token
     "temperature": Field(_float(0, 1e4)),
-    "top_k": Field(_int(-1)),
+    "top_k": Field(_int(-1, _INT64_MAX)),
     "top_p": Field(_float(-FLOAT32_MAX, 1)),
     "min_p": Field(_float(0, 1)),
     "seed": Field(_seed, ("random_seed",)),

@@ -42,11 +42,11 @@ def refuse(name: str, want: str, value: object) -> NoReturn:
     raise RequestError(f"{name} must be {want}, got {shorten(value)}")
 
 
-def as_int(name: str, value: object, low: int, high: int | None = None, want: str = "") -> int:
+def as_int(name: str, value: object, low: int, high: int, want: str = "") -> int:
     """An integer in [low, high]; 8, 8.0 and "8" are equal."""
     number = _integer(value)
-    if number is None or number < low or (high is not None and number > high):
-        refuse(name, want or f"an integer {_range(low, high)}", value)
+    if number is None or not low <= number <= high:
+        refuse(name, want or f"an integer from {low} to {high}", value)
     return number
 
 
@@ -166,10 +166,6 @@ def _number(value: object) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _range(low: int, high: int | None) -> str:
-    return f"of at least {low}" if high is None else f"from {low} to {high}"
 
 
 def _check_size(name: str, size: int, max_bytes: int) -> None:
