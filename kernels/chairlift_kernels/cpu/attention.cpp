@@ -69,11 +69,15 @@ std::vector<Item> cut(const std::vector<Item>& items, int64_t* partials) {
   return shares;
 }
 
+const Item* item_at(const std::vector<Item>& items, int64_t index) {
+  return index < static_cast<int64_t>(items.size()) ? &items[index] : nullptr;
+}
+
 template <class T>
 void attend_whole(const Problem<T>& p, const std::vector<Item>& items, int threads) {
   parallel_tasks(threads, static_cast<int64_t>(items.size()), [&] {
-    return [&, worker = AttentionWorker<T>(p)](int64_t task, int64_t) mutable {
-      finish(p, items[task], worker.run(items[task]), worker.width());
+    return [&, worker = AttentionWorker<T>(p)](int64_t task, int64_t next) mutable {
+      finish(p, items[task], worker.run(items[task], item_at(items, next)));
     };
   });
 }
@@ -82,16 +86,16 @@ void attend_whole(const Problem<T>& p, const std::vector<Item>& items, int threa
 // which attend_whole() merges them.
 template <class T>
 void attend_shares(const Problem<T>& p, const std::vector<Item>& items, int threads) {
-  using Worker = AttentionWorker<T>;
+  constexpr int64_t rows = kItemRows<T>;
   int64_t count = 0;
   const std::vector<Item> shares = cut(items, &count);
-  const int64_t width = round_up(p.cache.value_dim, kPair), size = Worker::kRows * (width + 2);
+  const int64_t width = round_up(p.cache.value_dim, kPair), size = Sums::elements(rows, width);
   const Buffer<float> partials = make_buffer<float>(count * size);
   parallel_tasks(threads, static_cast<int64_t>(shares.size()), [&] {
-    return [&, worker = Worker(p)](int64_t task, int64_t) mutable {
+    return [&, worker = AttentionWorker<T>(p)](int64_t task, int64_t next) mutable {
       const Item& share = shares[task];
-      const Sums sums = worker.run(share);
-      if (share.partial < 0) return finish(p, share, sums, width);
+      const Sums sums = worker.run(share, item_at(shares, next));
+      if (share.partial < 0) return finish(p, share, sums);
       std::memcpy(partials.get() + share.partial * size, sums.o, size * sizeof(float));
     };
   });
@@ -99,10 +103,10 @@ void attend_shares(const Problem<T>& p, const std::vector<Item>& items, int thre
   for (const Item& item : items) {
     const int64_t parts = segments(item);
     if (parts == 1) continue;
-    const Sums whole = Worker::sums_at(at, width);
+    const Sums whole = Sums::at(at, rows, width);
     for (int64_t part = 1; part < parts; ++part)
-      merge(whole, Worker::sums_at(at + part * size, width), item.rows(), width);
-    finish(p, item, whole, width);
+      whole.merge(Sums::at(at + part * size, rows, width), item.rows());
+    finish(p, item, whole);
     at += parts * size;
   }
 }

@@ -6,18 +6,16 @@
 // token's result is the same bits whatever the batch, the chunking of its prompt, or the thread count.
 #pragma once
 
-#include <cmath>
-
 #include "cache.h"
+#include "softmax.h"
 
 namespace chairlift {
 
-constexpr int kKeyTile = 128;    // keys per softmax step; a rescale of the sums at most once per tile
-constexpr int kSegment = 512;    // keys between merges: the unit a long row is split over threads by
-constexpr float kNothing = -1e30f;  // a maximum below every score; finite, so differences are never NaN
+constexpr int kKeyTile = 128;  // keys per softmax step: scores of 32 rows are then a third of L1
+constexpr int kSegment = 512;  // keys between merges: the unit a long row is split over threads by
 
 template <class T>
-constexpr int kItemRows = Matmul<T>::kMaxRows == 2 ? 16 : Matmul<T>::kMaxRows == 12 ? 48 : 64;
+constexpr int kItemRows = Matmul<T>::kMaxRows < 16 ? 4 * Matmul<T>::kMaxRows : 64;
 
 template <class T>
 struct Problem {
@@ -42,20 +40,18 @@ struct Problem {
   int64_t first_key(int64_t position) const {
     return window > 0 && position >= window ? position - window + 1 : 0;
   }
+  int64_t block(int64_t sequence, int64_t key) const {
+    return tables[sequence * table_width + key / cache.block_size];
+  }
 };
 
 struct Item {
   int32_t sequence, kv_head, first_head, heads, token, tokens;
-  int64_t from, to;   // keys
-  int64_t partial;    // place in the partial results, for a share of a longer item
+  int64_t from, to;  // keys
+  int64_t partial;   // place in the partial results, for a share of a longer item
   int rows() const { return heads * tokens; }
-};
-
-// Unnormalised results: o [rows, width] in units of 2^maximum, and the softmax denominators.
-struct Sums {
-  float* o;
-  float* maximum;
-  float* total;
+  int64_t token_of(int row) const { return token + row / heads; }
+  int64_t head_of(int row) const { return first_head + row % heads; }
 };
 
 inline int64_t segment_end(int64_t from, int64_t to) {
@@ -63,45 +59,20 @@ inline int64_t segment_end(int64_t from, int64_t to) {
   return end < to ? end : to;
 }
 
-inline void clear(Sums sums, int rows, int64_t width) {
-  std::memset(sums.o, 0, rows * width * sizeof(float));
-  for (int r = 0; r < rows; ++r) sums.maximum[r] = kNothing, sums.total[r] = 0.0f;
-}
-
-inline void scale_row(float* row, int64_t width, float factor) {
-  for (int64_t i = 0; i < width; i += kLanes) store(row + i, load(row + i) * factor);
-}
-
-// into += part
-inline void merge(Sums into, Sums part, int rows, int64_t width) {
-  for (int r = 0; r < rows; ++r) {
-    const float top = std::fmax(into.maximum[r], part.maximum[r]);
-    const float keep = std::exp2(into.maximum[r] - top), add = std::exp2(part.maximum[r] - top);
-    into.maximum[r] = top;
-    into.total[r] = into.total[r] * keep + part.total[r] * add;
-    float* o = into.o + r * width;
-    const float* other = part.o + r * width;
-    for (int64_t i = 0; i < width; i += kLanes) store(o + i, load(o + i) * keep + load(other + i) * add);
-  }
-}
-
 // Divides by the denominator (a sink adds one key without a value to it) and writes the rows out.
 template <class T>
-void finish(const Problem<T>& p, const Item& item, Sums sums, int64_t width) {
+void finish(const Problem<T>& p, const Item& item, const Sums& sums) {
   for (int r = 0; r < item.rows(); ++r) {
-    const int64_t token = item.token + r / item.heads, head = item.first_head + r % item.heads;
-    float total = sums.total[r], unit = 1.0f;
+    float total = reduce_add(load(sums.totals + r * kLanes)), unit = 1.0f;
     if (p.sinks) {
-      const float sink = p.sinks[head] * kLog2e, top = std::fmax(sink, sums.maximum[r]);
-      unit = std::exp2(sums.maximum[r] - top);
+      const float sink = p.sinks[item.head_of(r)] * kLog2e, top = std::fmax(sink, sums.maxima[r]);
+      unit = std::exp2(sums.maxima[r] - top);
       total = total * unit + std::exp2(sink - top);
     }
     const float factor = total > 0.0f ? unit / total : 0.0f;
-    T* out = p.out + token * p.out_token + head * p.out_head;
-    for (int64_t i = 0; i < p.cache.value_dim; i += kLanes) {
-      const int64_t left = p.cache.value_dim - i;
-      store_some(out + i, load(sums.o + r * width + i) * factor, static_cast<int>(left < kLanes ? left : kLanes));
-    }
+    T* out = p.out + item.token_of(r) * p.out_token + item.head_of(r) * p.out_head;
+    for (int64_t i = 0; i < p.cache.value_dim; i += kLanes)
+      store_some(out + i, load(sums.o + r * sums.width + i) * factor, lanes_left(p.cache.value_dim, i));
   }
 }
 
@@ -115,31 +86,36 @@ class AttentionWorker {
         depth_(problem.cache.key_depth()),
         width_(round_up(problem.cache.value_dim, kPair)),
         q_(make_buffer<T>(kRows * depth_)),
-        scores_(make_buffer<float>(kRows * kKeyTile)),
-        weights_(make_buffer<T>(kRows * kKeyTile)),
+        scores_(make_buffer<float>(kBlock * kKeyTile)),
+        weights_(make_buffer<T>(kBlock * kKeyTile)),
         values_(make_buffer<T>(problem.cache.value_columns() * kKeyTile)),
-        state_(make_buffer<float>(2 * kRows * (width_ + 2))) {}
+        state_(make_buffer<float>(2 * Sums::elements(kRows, width_))) {}
 
-  int64_t width() const { return width_; }
-  Sums sums(int which) const { return sums_at(state_.get() + which * kRows * (width_ + 2), width_); }
-
-  static Sums sums_at(float* at, int64_t width) {
-    return {at, at + kRows * width, at + kRows * (width + 1)};
-  }
-
-  // The item's result in the returned sums, which live until the next call.
-  Sums run(const Item& item) {
+  // The item's result, which lives until the next call. `following` is the item that comes next, or null:
+  // its first keys are fetched while the last ones of this item are worked on.
+  Sums run(const Item& item, const Item* following) {
     load_queries(item);
-    const Sums whole = sums(0), part = sums(1);
-    segment(item, item.from, segment_end(item.from, item.to), whole);
-    for (int64_t from = segment_end(item.from, item.to); from < item.to; from = segment_end(from, item.to)) {
-      segment(item, from, segment_end(from, item.to), part);
-      merge(whole, part, item.rows(), width_);
+    const Sums whole = Sums::at(state_.get(), kRows, width_);
+    const Sums part = Sums::at(state_.get() + Sums::elements(kRows, width_), kRows, width_);
+    int64_t from = segment_end(item.from, item.to);
+    segment(item, following, item.from, from, whole);
+    while (from < item.to) {
+      const int64_t to = segment_end(from, item.to);
+      segment(item, following, from, to, part);
+      whole.merge(part, item.rows());
+      from = to;
     }
     return whole;
   }
 
  private:
+  static constexpr int kBlock = Matmul<T>::kMaxRows;  // rows per pass over a tile
+
+  struct Tile {  // keys [first, end); first is a multiple of 16
+    int64_t first, end;
+    int steps() const { return static_cast<int>(ceil_div(end - first, kStep)); }
+  };
+
   const Problem<T>& p_;
   const int64_t depth_, width_;
   Buffer<T> q_;
@@ -151,74 +127,70 @@ class AttentionWorker {
   void load_queries(const Item& item) {
     const int64_t dim = p_.cache.key_dim;
     for (int r = 0; r < item.rows(); ++r) {
-      const int64_t token = item.token + r / item.heads, head = item.first_head + r % item.heads;
       T* to = q_.get() + r * depth_;
-      std::memcpy(to, p_.q + token * p_.q_token + head * p_.q_head, dim * sizeof(T));
+      std::memcpy(to, p_.q + item.token_of(r) * p_.q_token + item.head_of(r) * p_.q_head, dim * sizeof(T));
       std::memset(to + dim, 0, (depth_ - dim) * sizeof(T));
     }
   }
 
-  void segment(const Item& item, int64_t from, int64_t to, Sums sums) {
-    clear(sums, item.rows(), width_);
+  void segment(const Item& item, const Item* following, int64_t from, int64_t to, const Sums& sums) {
+    sums.clear(item.rows());
     while (from < to) {
-      const int64_t first = from / kLanes * kLanes;
-      const int64_t border = (from / kKeyTile + 1) * kKeyTile, end = border < to ? border : to;
-      score(item, first, end);
-      load_values(item, first, end);
-      soften(item, first, end, sums);
-      multiply_rows(item.rows(), weights_.get(), kKeyTile, static_cast<int>(ceil_div(end - first, kStep)), sums.o);
-      from = end;
+      const int64_t border = (from / kKeyTile + 1) * kKeyTile;
+      const Tile tile{from / kLanes * kLanes, border < to ? border : to};
+      load_values(item, tile);
+      for (int row = 0; row < item.rows(); row += kBlock) {
+        const int left = item.rows() - row, rows = left < kBlock ? left : kBlock;
+        score(item, tile, row, whole_tiles(rows), row == 0 ? following : &item);
+        soften(item, tile, row, rows, sums);
+        add_values(tile, row, whole_tiles(rows), sums);
+      }
+      from = tile.end;
     }
   }
 
-  const int32_t* table(const Item& item) const { return p_.tables + item.sequence * p_.table_width; }
+  // Above 16 rows the tile unit works on whole tiles: spare rows hold leftovers that nobody reads.
+  static int whole_tiles(int rows) {
+    return kBlock > 16 && rows > 16 ? static_cast<int>(round_up(rows, 16)) : rows;
+  }
 
-  void score(const Item& item, int64_t first, int64_t end) {
-    const int32_t* blocks = table(item);
+  void score(const Item& item, const Tile& tile, int row, int rows, const Item* following) {
     const int64_t size = p_.cache.block_size;
-    for (int64_t key = first; key < end; key += kPair) {
-      const int64_t other = key + kLanes < end ? key + kLanes : key;
-      const Panels<T> panels{p_.cache.key_group(blocks[key / size], item.kv_head, key % size),
-                             p_.cache.key_group(blocks[other / size], item.kv_head, other % size), kTile};
-      for (int r = 0; r < item.rows(); r += Matmul<T>::kMaxRows) {
-        const int rows = item.rows() - r < Matmul<T>::kMaxRows ? item.rows() - r : Matmul<T>::kMaxRows;
-        matmul_.run(q_.get() + r * depth_, depth_, rows, panels, static_cast<int>(depth_ / kStep),
-                    scores_.get() + r * kKeyTile + (key - first), kKeyTile, false);
-      }
+    for (int64_t key = tile.first; key < tile.end; key += kPair) {
+      const int64_t other = key + kLanes < tile.end ? key + kLanes : key;
+      if (row == 0) fetch_ahead(item, tile, key - tile.first, following);
+      const Panels<T> keys{p_.cache.key_group(p_.block(item.sequence, key), item.kv_head, key % size),
+                           p_.cache.key_group(p_.block(item.sequence, other), item.kv_head, other % size), kTile};
+      matmul_.run(q_.get() + row * depth_, depth_, rows, keys, static_cast<int>(depth_ / kStep),
+                  scores_.get() + (key - tile.first), kKeyTile, false);
     }
   }
 
-  // o += weights x values
-  void multiply_rows(int rows, const T* weights, int64_t ld, int steps, float* o) {
-    const int64_t panel = kKeyTile * kLanes;
-    for (int64_t column = 0; column < width_; column += kPair) {
-      const T* values = values_.get() + column / kLanes * panel;
-      const bool both = column + kLanes < p_.cache.value_columns();
-      for (int r = 0; r < rows; r += Matmul<T>::kMaxRows) {
-        const int count = rows - r < Matmul<T>::kMaxRows ? rows - r : Matmul<T>::kMaxRows;
-        matmul_.run(weights + r * ld, ld, count, {values, both ? values + panel : values, kTile}, steps,
-                    o + r * width_ + column, width_, true);
-      }
+  // The pair of key groups `offset` keys into the next tile, of this item or the following one.
+  void fetch_ahead(const Item& item, const Tile& tile, int64_t offset, const Item* following) const {
+    const Item* next = tile.end < item.to ? &item : following;
+    if (!next) return;
+    const int64_t start = next == &item ? tile.end : next->from / kLanes * kLanes;
+    for (int64_t key = start + offset; key < start + offset + kPair && key < next->to; key += kLanes) {
+      const int64_t block = p_.block(next->sequence, key), place = key % p_.cache.block_size;
+      prefetch_lines(p_.cache.key_group(block, next->kv_head, place), static_cast<int>(depth_ * kLanes * sizeof(T) / 64));
+      for (int64_t panel = 0; panel < p_.cache.value_columns() / kLanes; ++panel)
+        prefetch_lines(p_.cache.value_group(block, next->kv_head, panel, place), kLanes * kLanes * sizeof(T) / 64);
     }
   }
 
   // Panels of the tile's values, 128 keys long, zero where there is no key: 0 x NaN would be NaN.
-  void load_values(const Item& item, int64_t first, int64_t end) {
+  void load_values(const Item& item, const Tile& tile) {
     constexpr int64_t group = kLanes * kLanes;
-    const int32_t* blocks = table(item);
-    const int64_t size = p_.cache.block_size, panels = p_.cache.value_columns() / kLanes;
-    const int64_t padded = first + round_up(end - first, kStep);
-    for (int64_t key = first; key < padded; key += kLanes) {
-      T* to = values_.get() + (key - first) * kLanes;
-      const int64_t present = end - key;
+    const int64_t panels = p_.cache.value_columns() / kLanes;
+    for (int64_t key = tile.first; key < tile.first + tile.steps() * kStep; key += kLanes) {
+      T* to = values_.get() + (key - tile.first) * kLanes;
+      const int64_t present = tile.end - key;
+      const int64_t block = present > 0 ? p_.block(item.sequence, key) : 0;
       for (int64_t panel = 0; panel < panels; ++panel, to += kKeyTile * kLanes) {
-        if (present <= 0) {
-          std::memset(to, 0, group * sizeof(T));
-          continue;
-        }
-        const T* from = p_.cache.value_group(blocks[key / size], item.kv_head, panel, key % size);
-        std::memcpy(to, from, group * sizeof(T));
-        if (present < kLanes) blank_from(to, present);
+        if (present > 0)
+          std::memcpy(to, p_.cache.value_group(block, item.kv_head, panel, key % p_.cache.block_size), group * sizeof(T));
+        if (present < kLanes) blank_from(to, present > 0 ? present : 0);
       }
     }
   }
@@ -229,60 +201,31 @@ class AttentionWorker {
       for (int64_t dim = 0; dim < kLanes; ++dim) group[key / pack * pack * kLanes + dim * pack + key % pack] = T{};
   }
 
-  void soften(const Item& item, int64_t first, int64_t end, Sums sums) {
-    const int64_t columns = round_up(end - first, kStep);
-    for (int r = 0; r < item.rows(); ++r) {
-      const int64_t position = p_.position(item.sequence, item.token + r / item.heads);
-      const int64_t low = p_.first_key(position) - first, high = position + 1 - first;
-      const int from = static_cast<int>(low > 0 ? low : 0);
-      const int to = static_cast<int>(high < end - first ? high : end - first);
+  void soften(const Item& item, const Tile& tile, int row, int rows, const Sums& sums) {
+    for (int r = 0; r < rows; ++r) {
+      const int64_t position = p_.position(item.sequence, item.token_of(row + r));
+      const int64_t low = p_.first_key(position), high = position + 1;
+      const Span seen{static_cast<int>(low > tile.first ? low - tile.first : 0),
+                      static_cast<int>((high < tile.end ? high : tile.end) - tile.first)};
+      float* scores = scores_.get() + r * kKeyTile;
       T* weights = weights_.get() + r * kKeyTile;
-      if (from >= to) {
-        std::memset(weights, 0, columns * sizeof(T));
+      if (seen.from >= seen.to) {
+        std::memset(weights, 0, tile.steps() * kStep * sizeof(T));
         continue;
       }
-      float* scores = scores_.get() + r * kKeyTile;
-      if (p_.softcap > 0.0f) cap(scores, from, to);
-      soften_row(scores, weights, from, to, static_cast<int>(columns), sums.maximum + r, sums.total + r,
-                 sums.o + r * width_);
+      if (p_.softcap > 0.0f) cap_scores(scores, seen, p_.scale, p_.softcap);
+      soften_row(scores, weights, seen, tile.steps() * kStep, p_.scale * kLog2e, sums, row + r);
     }
   }
 
-  void cap(float* scores, int from, int to) const {
-    const float in = p_.scale / p_.softcap, out = p_.softcap / p_.scale;
-    for (int i = from / kLanes * kLanes; i < to; i += kLanes) store(scores + i, tanh(load(scores + i) * in) * out);
-  }
-
-  // One row of the tile: keys [from, to) of `columns` count.
-  void soften_row(float* scores, T* weights, int from, int to, int columns, float* maximum, float* total, float* o) {
-    const float scale = p_.scale * kLog2e;
-    const int begin = from / kLanes * kLanes, end = (to + kLanes - 1) / kLanes * kLanes;
-    hide(scores + begin, 0, from - begin);
-    hide(scores + end - kLanes, to - end + kLanes, kLanes);
-    Floats best = load(scores + begin);
-    for (int i = begin + kLanes; i < end; i += kLanes) best = max(best, load(scores + i));
-    const float top = std::fmax(*maximum, reduce_max(best) * scale);
-    if (top > *maximum && *total > 0.0f) {
-      const float keep = std::exp2(*maximum - top);
-      *total *= keep;
-      scale_row(o, width_, keep);
+  void add_values(const Tile& tile, int row, int rows, const Sums& sums) {
+    constexpr int64_t panel = kKeyTile * kLanes;
+    for (int64_t column = 0; column < width_; column += kPair) {
+      const T* values = values_.get() + column / kLanes * panel;
+      const bool both = column + kLanes < p_.cache.value_columns();
+      matmul_.run(weights_.get(), kKeyTile, rows, {values, both ? values + panel : values, kTile}, tile.steps(),
+                  sums.o + row * width_ + column, width_, true);
     }
-    *maximum = top;
-    Floats sum{};
-    for (int i = 0; i < begin; i += kLanes) store(weights + i, Floats{});
-    for (int i = begin; i < end; i += kLanes) {
-      const Floats weight = exp2<std::is_same_v<T, bf16> ? 3 : 5>(load(scores + i) * scale - top);
-      sum = sum + weight;
-      store(weights + i, weight);
-    }
-    for (int i = end; i < columns; i += kLanes) store(weights + i, Floats{});
-    *total += reduce_add(sum);
-  }
-
-  static void hide(float* scores, int from, int to) {
-    if (from >= to) return;
-    const Ints lane = lane_numbers();
-    store(scores, ((lane >= from) & (lane < to)) ? Floats{} + kNothing : load(scores));
   }
 };
 

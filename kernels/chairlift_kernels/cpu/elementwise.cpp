@@ -11,8 +11,6 @@ constexpr int64_t kGrain = 16384;
 
 int64_t rows_per_task(int64_t width) { return kGrain / width > 1 ? kGrain / width : 1; }
 
-int lanes_left(int64_t width, int64_t at) { return static_cast<int>(width - at < kLanes ? width - at : kLanes); }
-
 // Llama: round(x * r) * w. Gemma: round(x * r * (1 + w)).
 template <class T>
 Floats apply_norm(Floats x, float factor, const T* weight, int count, bool unit_offset) {

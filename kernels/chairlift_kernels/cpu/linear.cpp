@@ -80,14 +80,15 @@ class Worker {
   void operator()(int64_t task, int64_t next) {
     const int64_t pair = task % job_.pairs, begin = task / job_.pairs * kRowChunk;
     const int64_t end = begin + kRowChunk < job_.rows ? begin + kRowChunk : job_.rows;
-    const int64_t blocks = ceil_div(end - begin, Matmul<bf16>::kMaxRows);
+    const int64_t blocks = ceil_div(end - begin, kMaxRows);
     const int64_t pair_elements = job_.steps * 2 * kTile;
     const bf16* weight = job_.packed + pair * pair_elements;
     const char* ahead = reinterpret_cast<const char*>(job_.packed + next % job_.pairs * pair_elements);
     const int lines = static_cast<int>(ceil_div(2 * kTile * sizeof(bf16) / 64, blocks));
-    alignas(64) float c[Matmul<bf16>::kMaxRows * kPair];
-    for (int64_t row = begin; row < end; row += Matmul<bf16>::kMaxRows) {
-      const int rows = static_cast<int>(end - row < Matmul<bf16>::kMaxRows ? end - row : Matmul<bf16>::kMaxRows);
+    alignas(64) float c[kMaxRows * kPair];
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t row = first_row(begin, end, block);
+      const int rows = static_cast<int>(end - row < kMaxRows ? end - row : kMaxRows);
       matmul_.run(job_.x + row * job_.ldx, job_.ldx, rows, {weight, weight + kTile, 2 * kTile},
                   static_cast<int>(job_.steps), c, kPair, false, {ahead, lines});
       ahead += job_.steps * lines * 64;
@@ -96,6 +97,15 @@ class Worker {
   }
 
  private:
+  static constexpr int64_t kMaxRows = Matmul<bf16>::kMaxRows;
+
+  // A last block that is not full starts earlier and computes some rows again, to the same bits: that is
+  // cheaper than a kernel of another shape.
+  static int64_t first_row(int64_t begin, int64_t end, int64_t block) {
+    const int64_t row = begin + block * kMaxRows;
+    return row + kMaxRows > end && end - begin >= kMaxRows ? end - kMaxRows : row;
+  }
+
   const Job& job_;
   const Epilogue& epilogue_;
   Matmul<bf16> matmul_;

@@ -47,27 +47,18 @@ inline void multiply_add(Floats* c, const bf16* a, const Pairs& b) {
 }
 #else
 struct Pairs {
-  Floats first[2], second[2];  // even k, odd k
+  Floats first_even, first_odd, second_even, second_odd;
 };
 
-inline void split_pairs(const bf16* from, Floats* to) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
-  to[0] = reinterpret_cast<Floats>(words << 16);
-  to[1] = reinterpret_cast<Floats>(words & 0xffff0000u);
-}
-
 inline Pairs load_pairs(const bf16* first, const bf16* second) {
-  Pairs pairs;
-  split_pairs(first, pairs.first);
-  split_pairs(second, pairs.second);
-  return pairs;
+  using R = Reader<Floats>;
+  return {R::read_even(first), R::read_odd(first), R::read_even(second), R::read_odd(second)};
 }
 
 inline void multiply_add(Floats* c, const bf16* a, const Pairs& b) {
   const float even = to_float(a[0]), odd = to_float(a[1]);
-  c[0] = c[0] + b.first[0] * even + b.first[1] * odd;
-  c[1] = c[1] + b.second[0] * even + b.second[1] * odd;
+  c[0] = c[0] + b.first_even * even + b.first_odd * odd;
+  c[1] = c[1] + b.second_even * even + b.second_odd * odd;
 }
 #endif
 

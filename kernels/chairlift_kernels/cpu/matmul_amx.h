@@ -33,8 +33,9 @@ class AmxMatmul {
 
   int rows_ = 0;
 
+  // Loading shapes takes as long as a dozen tile products, so shapes that also fit are kept.
   void configure(int rows) {
-    if (rows == rows_) return;
+    if (rows == rows_ || (rows == 16 && rows_ > 16)) return;
     rows_ = rows;
     const uint8_t upper = static_cast<uint8_t>(rows < 16 ? rows : 16);
     const uint8_t lower = static_cast<uint8_t>(rows > 16 ? rows - 16 : 1);

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .bindings import bind
 from .build import load_library
+from .decoder import LayerWeights, Normalisation, PackedDecoder
 from .kv_cache import KvCache, LayerShape, checked_index
 from .linear import (
     Activation,
@@ -80,6 +81,16 @@ class CpuOps:
             *(out.data_ptr(), torch.get_num_threads()),
         )
         return out
+
+    def pack_decoder(
+        self,
+        layers: Sequence[LayerWeights],
+        num_heads: int,
+        activation: Activation,
+        norms: Normalisation,
+    ) -> PackedDecoder:
+        """Llama-shaped layers, alike in shape, as one call over a bf16 cache."""
+        return PackedDecoder(self._library, layers, num_heads, activation, norms)
 
     def rms_norm(
         self,
