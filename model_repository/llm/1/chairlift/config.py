@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from .calls import Limits
 
 Batching = Literal["continuous", "dynamic", "static"]
 QueueOrder = Literal["fcfs", "priority", "fair", "prefix"]
@@ -88,9 +99,21 @@ class EngineConfig(BaseModel):
 
     # Life cycle
     cancellation_check_period_ms: int = Field(50, ge=1)
+    limits: dict[str, int] = Field(default_factory=dict)
     drain_timeout_s: float = Field(30.0, ge=0)
     heartbeat_period_s: float = Field(0.5, gt=0)
+
+    # What an operator sees
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    log_requests: bool = True
+    log_prompts: bool = False
+    report_metrics: bool = Field(
+        True, validation_alias=_alias("report_metrics", "REPORT_CUSTOM_METRICS")
+    )
+    stats_check_period_ms: int = Field(500, ge=1)
+    max_tenant_labels: int = Field(16, ge=0)
+    profile_dir: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -98,6 +121,17 @@ class EngineConfig(BaseModel):
         if not isinstance(data, Mapping):
             return data
         return {k: v for k, v in data.items() if not _is_unset(v)}
+
+    @field_validator("limits")
+    @classmethod
+    def _known_limits(cls, limits: dict[str, int]) -> dict[str, int]:
+        known = {field.name for field in fields(Limits)}
+        for name, limit in limits.items():
+            if name not in known:
+                raise ValueError(f"unknown limit '{name}'; known are {', '.join(sorted(known))}")
+            if limit < 1:
+                raise ValueError(f"limit '{name}' must be 1 or more, got {limit}")
+        return limits
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:

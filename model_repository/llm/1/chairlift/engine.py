@@ -290,17 +290,20 @@ class Engine:
 
     def _stats(self, plan: StepPlan, started: float, scheduled: float) -> StepStats:
         kv = self._scheduler.kv
+        again = sum(row.num_tokens for row in plan.prefills if row.request.num_preemptions)
         return StepStats(
             started=started,
             scheduled=scheduled,
             finished=self._clock(),
             num_decodes=len(plan.decodes),
+            num_prefills=len(plan.prefills),
             num_prefill_tokens=plan.num_tokens - len(plan.decodes),
+            num_recomputed_tokens=again,
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             num_preempted=len(plan.preempted),
             blocks_used=kv.num_used,
-            blocks_cached_free=kv.num_free,
+            blocks_cached_free=kv.num_cached_free,
         )
 
 

@@ -1,4 +1,7 @@
-"""The housekeeping thread: cancellation, deadlines, drain, heartbeat; never in a step's way."""
+"""The housekeeping thread: cancellation, deadlines, drain, heartbeat, metrics, log lines.
+
+It never stands in a step's way.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from .config import EngineConfig
 from .engine import Engine, State
 from .errors import ErrorCode, RequestError
 from .open_requests import OpenRequests
+from .profiling import StepProfiler
+from .telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +37,19 @@ class Housekeeping:
         open_requests: OpenRequests,
         clock: Callable[[], float],
         control_dir: Path | None,
+        *,
+        telemetry: Telemetry,
+        profiler: StepProfiler,
     ) -> None:
         self._config = config
         self._engine = engine
         self._open = open_requests
         self._clock = clock
         self._control_dir = control_dir
+        self._telemetry = telemetry
+        self._profiler = profiler
         self._next_beat = clock()
+        self._next_flush = clock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="chairlift-housekeeping", daemon=True
@@ -67,6 +78,10 @@ class Housekeeping:
             self._check_drain(self._control_dir)
             if self._clock() >= self._next_beat:
                 self._beat()
+        if self._clock() >= self._next_flush:
+            self._next_flush = self._clock() + self._config.stats_check_period_ms / 1000
+            self._telemetry.flush()
+        self._profiler.look()
 
     def _check_clients(self) -> None:
         now = self._clock()
@@ -109,6 +124,7 @@ class Housekeeping:
             "open": len(self._open),
             "blocks_used": self._engine.num_blocks_used,
             "pid": os.getpid(),
+            "steps": self._telemetry.recent_steps(),
         }
         partial = self._control_dir / f"heartbeat.{os.getpid()}"
         partial.write_text(json.dumps(beat))

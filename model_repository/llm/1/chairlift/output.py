@@ -8,8 +8,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from .answers import Answer, RequestRecord
-from .errors import RequestError
+from .answers import Answer
+from .errors import ErrorCode, RequestError
 from .step_outputs import ErrorOut, Outputs, PromptOut, TokenOut
 
 logger = logging.getLogger(__name__)
@@ -26,17 +26,11 @@ class Stopper(Protocol):
 class Observer(Protocol):
     """Told, in this thread, of what the metrics count."""
 
-    def on_tokens(self, answer: Answer, count: int, now: float) -> None: ...
+    def on_token(self, answer: Answer, sample_index: int, now: float) -> None: ...
 
-    def on_ended(self, record: RequestRecord) -> None: ...
+    def on_overrun(self) -> None: ...
 
-
-class Unobserved:
-    """Counts nothing."""
-
-    def on_tokens(self, answer: Answer, count: int, now: float) -> None: ...
-
-    def on_ended(self, record: RequestRecord) -> None: ...
+    def on_ended(self, answer: Answer, code: ErrorCode | None) -> None: ...
 
 
 class OutputThread:
@@ -97,12 +91,14 @@ class OutputThread:
         for out in message:
             answer = self._open.get(out.group)
             if answer is None:
+                if isinstance(out, TokenOut):
+                    self._observer.on_overrun()
                 continue
             try:
                 self._apply(out, answer, now, touched)
             except Exception as error:
                 logger.exception("request %d: its output could not be made", out.group)
-                self._end(answer, RequestError(f"output failed: {error}"))
+                self._end(answer, RequestError(f"output failed: {error}", ErrorCode.INTERNAL))
         return True
 
     def _apply(
@@ -114,10 +110,13 @@ class OutputThread:
     ) -> None:
         assert self._engine is not None
         if isinstance(out, TokenOut):
-            before = answer.record.last_token
+            before = answer.record.num_output_tokens
             if answer.on_token(out, now):
                 self._engine.abort_sequence(out.group, out.sample_index)
-            self._observer.on_tokens(answer, 1, now if before is None else before)
+            if answer.record.num_output_tokens > before:
+                self._observer.on_token(answer, out.sample_index, now)
+            else:
+                self._observer.on_overrun()
             touched[out.group] = answer
         elif isinstance(out, PromptOut):
             answer.on_prompt(out)
@@ -135,7 +134,7 @@ class OutputThread:
             logger.exception("request %d: a response could not be sent", answer.group)
             assert self._engine is not None
             self._engine.abort(answer.group)
-            self._end(answer, RequestError(f"sending failed: {error}"))
+            self._end(answer, RequestError(f"sending failed: {error}", ErrorCode.INTERNAL))
 
     def _flush(self, answer: Answer) -> None:
         """Send what is due; the last response of the client's last row carries FINAL."""
@@ -158,11 +157,11 @@ class OutputThread:
             answer.client.responder.fail(error, final=answer.client.open_rows == 1)
         except Exception:
             logger.exception("request %d: its error could not be sent", answer.group)
-        self._close(answer)
+        self._close(answer, error.code)
 
-    def _close(self, answer: Answer) -> None:
+    def _close(self, answer: Answer, code: ErrorCode | None = None) -> None:
         if self._open.pop(answer.group, None) is None:
             return
         answer.client.open_rows -= 1
-        self._observer.on_ended(answer.record)
+        self._observer.on_ended(answer, code)
         self._on_closed(answer)

@@ -10,18 +10,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import assembly, faults, protocol
+from . import assembly, faults, instruments, protocol
 from .answers import Answer, ClientRequest, Responder
 from .calls import GenerateCall, StopCall, WireSettings
 from .config import EngineConfig
 from .engine import State
 from .errors import ErrorCode, RequestError
 from .housekeeping import Housekeeping
+from .metrics import Sink
+from .observations import Observations
 from .open_requests import OpenRequests
-from .output import Observer, OutputThread
+from .output import OutputThread
+from .profiling import StepProfiler
 from .prompts import PromptProcessor
 from .request import Request
-from .step_outputs import ErrorOut
+from .step_outputs import ErrorOut, StepStats
 from .tensors import Array
 from .token_pieces import TokenPieces
 
@@ -51,7 +54,8 @@ class Service:
         config: EngineConfig,
         wire: WireSettings,
         *,
-        observer: Observer,
+        sink: Sink | None = None,
+        labels: Mapping[str, str] | None = None,
         control_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,12 +67,17 @@ class Service:
         self._batch_ids = itertools.count(1)
         self._rng = random.Random(config.seed)
         self._open = OpenRequests()
-        self._output = OutputThread(clock, observer, self._open.remove)
+        self._observed = Observations(clock)
+        self._profiler = StepProfiler(
+            control_dir, Path(config.profile_dir) if config.profile_dir else None
+        )
+        self._output = OutputThread(clock, self._observed, self._open.remove)
         self.parts = assembly.build(
             config,
             self._output.put,
             clock,
-            wrap_runner=lambda runner: faults.injected(runner, control_dir),
+            on_step=self._on_step,
+            wrap_runner=lambda runner: self._profiler.wrap(faults.injected(runner, control_dir)),
         )
         loaded = self.parts.loaded
         self.engine = self.parts.engine
@@ -80,7 +89,18 @@ class Service:
             vocab_size=loaded.vocab_size,
             add_special_tokens=config.add_special_tokens,
         )
-        self._housekeeping = Housekeeping(config, self.engine, self._open, clock, control_dir)
+        self._telemetry = instruments.make_telemetry(
+            config, self.parts, self._open, self._observed, clock, sink, labels or {}
+        )
+        self._housekeeping = Housekeeping(
+            config,
+            self.engine,
+            self._open,
+            clock,
+            control_dir,
+            telemetry=self._telemetry,
+            profiler=self._profiler,
+        )
 
     def start(self) -> None:
         self._output.start(self.engine)
@@ -92,6 +112,7 @@ class Service:
         self._housekeeping.stop()
         self.engine.stop()
         self._output.stop()
+        self._telemetry.flush()
 
     @property
     def ready(self) -> bool:
@@ -115,9 +136,11 @@ class Service:
             try:
                 requests += self._admit(arrival, batch_id)
             except RequestError as error:
+                self._observed.on_refused(error.code)
                 arrival.responder.fail(error, final=True)
             except Exception as error:
                 logger.exception("request %r could not be read", arrival.request_id)
+                self._observed.on_refused(ErrorCode.INTERNAL)
                 arrival.responder.fail(
                     RequestError(f"internal error: {error}", ErrorCode.INTERNAL), final=True
                 )
@@ -189,6 +212,10 @@ class Service:
             for group in client.groups:
                 self.engine.abort(group, RequestError("Request was cancelled", ErrorCode.CANCELLED))
         responder.send({}, final=True)
+
+    def _on_step(self, stats: StepStats) -> None:
+        self._observed.on_step(stats)
+        self._profiler.on_step(stats)
 
     def _to_ns(self, seconds: float) -> int:
         return int((seconds + self._epoch_offset) * 1e9)

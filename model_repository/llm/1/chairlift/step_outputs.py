@@ -40,13 +40,18 @@ Outputs = list[TokenOut | PromptOut | ErrorOut]
 
 
 class StepStats(NamedTuple):
-    """What one step did, for metrics and the trace. Times in seconds of the engine's clock."""
+    """What one step did, for metrics and the trace. Times in seconds of the engine's clock.
+
+    ``num_recomputed_tokens``: those of its prefill tokens that a preemption had thrown away.
+    """
 
     started: float
     scheduled: float
     finished: float
     num_decodes: int
+    num_prefills: int
     num_prefill_tokens: int
+    num_recomputed_tokens: int
     num_running: int
     num_waiting: int
     num_preempted: int
