@@ -42,7 +42,7 @@ struct Batch {
   const void *cos, *sin;
   const int64_t* slots;
   const int32_t *tables, *starts, *lengths;
-  bf16 *normed, *qkv, *query, *attended, *gated;  // scratch of one layer
+  bf16 *normed, *qkv, *query, *attended, *middle, *gated;  // scratch of one layer
   int64_t tokens, rows, table_width, angles, angles_are_float;
 };
 
@@ -59,12 +59,13 @@ void run_layer(const Layer& layer, const Shape& s, const Batch& b, int threads) 
   chairlift_attend(b.query, s.heads * s.key_dim, s.key_dim, b.attended, out_width, s.value_dim, layer.cache, s.kv_heads,
                    s.key_dim, s.value_dim, s.block_size, b.tables, b.table_width, b.starts, b.lengths, b.rows, s.heads,
                    layer.scale, layer.window, layer.softcap, layer.sinks, 0, threads);
-  chairlift_linear(b.attended, out_width, b.tokens, out_width, layer.out, s.hidden, layer.out_bias, b.hidden, b.hidden,
+  // A linear layer may compute some rows twice, so it can't add to its output in place.
+  chairlift_linear(b.attended, out_width, b.tokens, out_width, layer.out, s.hidden, layer.out_bias, b.hidden, b.middle,
                    0, threads);
-  chairlift_rms_norm(b.hidden, nullptr, layer.mlp_norm, b.normed, b.tokens, s.hidden, s.eps, offset, 0, threads);
+  chairlift_rms_norm(b.middle, nullptr, layer.mlp_norm, b.normed, b.tokens, s.hidden, s.eps, offset, 0, threads);
   chairlift_gate_up(b.normed, s.hidden, b.tokens, s.hidden, layer.gate_up, s.inner, static_cast<int>(s.activation),
                     b.gated, threads);
-  chairlift_linear(b.gated, s.inner, b.tokens, s.inner, layer.down, s.hidden, layer.down_bias, b.hidden, b.hidden, 0,
+  chairlift_linear(b.gated, s.inner, b.tokens, s.inner, layer.down, s.hidden, layer.down_bias, b.middle, b.hidden, 0,
                    threads);
 }
 

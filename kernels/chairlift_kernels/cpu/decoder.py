@@ -39,7 +39,7 @@ class _Shape(ctypes.Structure):
 
 class _Batch(ctypes.Structure):
     _fields_ = _fields(
-        "hidden cos sin slots tables starts lengths normed qkv query attended gated",
+        "hidden cos sin slots tables starts lengths normed qkv query attended middle gated",
         "tokens rows table_width angles angles_are_float",
     )
 
@@ -112,6 +112,7 @@ class PackedDecoder:
             (shape.heads + shape.kv_heads) * shape.key_dim + shape.kv_heads * shape.value_dim,
             shape.heads * shape.key_dim,
             shape.heads * shape.value_dim,
+            shape.hidden,
             shape.inner,
         )
         scratch = [torch.empty((tokens, width), dtype=torch.bfloat16) for width in widths]
