@@ -93,6 +93,15 @@ class KVCacheManager:
         """How many running requests use this block."""
         return self._ref_counts[block_id]
 
+    def shared_prefix(self, request: Request) -> list[int]:
+        """The leading full blocks of ``request`` that others use as well."""
+        shared = []
+        for block in request.block_ids[: request.num_computed // self.block_size]:
+            if self._ref_counts[block] < 2:
+                break
+            shared.append(block)
+        return shared
+
     # ---------------------------------------------------------------- prefix sharing
 
     def find_prefix(self, request: Request) -> PrefixHit:

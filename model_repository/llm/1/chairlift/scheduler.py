@@ -15,7 +15,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .admission import future_peak_blocks, num_forks_due
+from .admission import Forecast, num_forks_due
 from .config import EngineConfig
 from .kv_cache import NO_HIT, BlockCopy, KVCacheManager, PrefixHit
 from .policies import BatchPolicy
@@ -72,6 +72,7 @@ class Scheduler:
         self._worst_case_blocks = 0
         self._forks_due: list[Request] = []
         self._known_unfit: set[int] = set()
+        self._forecasts: dict[float, Forecast] = {}
 
     # ---------------------------------------------------------------- in and out
 
@@ -169,6 +170,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Choose the rows of one step and advance their ``num_computed``."""
         self._budget.start_step()
+        self._forecasts.clear()
         plan = StepPlan()
         left = self._continue_running(plan)
         if not plan.preempted:
@@ -273,6 +275,8 @@ class Scheduler:
             candidate.first_scheduled = now
         if num_forks_due(candidate):
             self._forks_due.append(candidate)
+        for forecast in self._forecasts.values():
+            forecast.add(candidate, hit)
         self._take_seat(candidate)
         self._read(candidate, hit, chunk, plan)
         return chunk
@@ -299,5 +303,6 @@ class Scheduler:
         if self._worst_case_blocks + forks + own <= self.kv.num_usable:
             return True
         reserve = 1.0 if candidate.num_preemptions else self._reserve_fraction
-        peak = future_peak_blocks(self.kv, self.running, candidate, hit, reserve)
-        return peak <= self.kv.num_usable
+        if reserve not in self._forecasts:
+            self._forecasts[reserve] = Forecast(self.kv, self.running, reserve)
+        return self._forecasts[reserve].peak_with(candidate, hit) <= self.kv.num_usable
