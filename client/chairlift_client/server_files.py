@@ -120,24 +120,17 @@ def _environment(environ: Mapping[str, str], libraries: list[Path]) -> dict[str,
     """The server's environment: this Python's library, interpreter and packages first.
 
     The embedded interpreter takes its prefix, and so this virtual environment's packages, from
-    the first python3 on PATH.
+    the first python3 on PATH. A checkout's kernels go before an installed copy.
     """
+    root = checkout_root()
     python_lib = sysconfig.get_config_var("LIBDIR")
     library_path = [*([python_lib] if python_lib else []), *map(str, libraries)]
     return {
         **environ,
         "PATH": _joined([str(Path(sys.prefix) / "bin")], environ.get("PATH")),
         "LD_LIBRARY_PATH": _joined(library_path, environ.get("LD_LIBRARY_PATH")),
-        "PYTHONPATH": _joined(_package_dirs(), environ.get("PYTHONPATH")),
+        "PYTHONPATH": _joined([str(root / "kernels")] if root else [], environ.get("PYTHONPATH")),
     }
-
-
-def _package_dirs() -> list[str]:
-    """Folders the stub imports from: the kernels, then this environment's site-packages."""
-    root = checkout_root()
-    dirs = [str(root / "kernels")] if root else []
-    dirs += [sysconfig.get_path("platlib"), sysconfig.get_path("purelib")]
-    return list(dict.fromkeys(dirs))
 
 
 def _joined(first: list[str], rest: str | None) -> str:
