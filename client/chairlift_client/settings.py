@@ -35,6 +35,7 @@ class ServeSettings:
     heartbeat_timeout: float = 30.0
     log_verbose: int = 0
     server_args: tuple[str, ...] = ()
+    open_admin: bool = False
 
     def __post_init__(self) -> None:
         if self.batching not in BATCHING:

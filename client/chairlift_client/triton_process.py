@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from chairlift_client.admin import make_key, restrictions
 from chairlift_client.control import CONTROL_VARIABLE
 from chairlift_client.health import is_ready
 from chairlift_client.server_files import ServerFiles
@@ -19,8 +20,10 @@ from chairlift_client.settings import SETTINGS_VARIABLE, ServeSettings
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def server_command(settings: ServeSettings, files: ServerFiles, shm_prefix: str) -> list[str]:
-    """tritonserver's command line.
+def server_command(
+    settings: ServeSettings, files: ServerFiles, shm_prefix: str, admin_key: str | None = None
+) -> list[str]:
+    """tritonserver's command line; with a key its administration is closed to whoever lacks it.
 
     Our configurations are complete. To complete them tritonserver would start each stub twice and
     import transformers once more: 8 of 23 CPU seconds of a start with the default model.
@@ -44,6 +47,8 @@ def server_command(settings: ServeSettings, files: ServerFiles, shm_prefix: str)
         command.append(f"--backend-directory={files.backends}")
     if settings.config_name is not None:
         command.append(f"--model-config-name={settings.config_name}")
+    if admin_key is not None:
+        command += restrictions(admin_key)
     return command + list(settings.server_args)
 
 
@@ -62,8 +67,9 @@ class TritonProcess:
         self._shm_prefix = f"chairlift-{os.getpid()}-{secrets.token_hex(4)}-"
         self._on_line = on_line
         self._load_error: str | None = None
+        key = None if settings.open_admin else make_key(control)
         self._process = subprocess.Popen(
-            _ended_with_parent(server_command(settings, files, self._shm_prefix)),
+            _ended_with_parent(server_command(settings, files, self._shm_prefix, key)),
             env={
                 **files.environment,
                 SETTINGS_VARIABLE: settings.engine_json(),

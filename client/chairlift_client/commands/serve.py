@@ -28,6 +28,9 @@ def serve(
     heartbeat_timeout: Seconds = 30.0,
     log_verbose: Annotated[int, typer.Option(help="tritonserver's verbosity.")] = 0,
     server_arg: Annotated[Repeated, typer.Option(help="Passed on to tritonserver.")] = None,
+    open_admin: Annotated[
+        bool, typer.Option(help="Let any client load models, map shared memory, and set logs.")
+    ] = False,
     greet: Annotated[bool, typer.Option(help="Stream a first answer when ready.")] = True,
 ) -> None:
     """Start a server and keep it running until Ctrl-C or SIGTERM."""
@@ -56,6 +59,7 @@ def serve(
             heartbeat_timeout=heartbeat_timeout,
             log_verbose=log_verbose,
             server_args=tuple(server_arg or ()),
+            open_admin=open_admin,
         )
         code = run(
             settings, console, lambda: resolve_model(model, repository, console), greet=greet
