@@ -12,7 +12,7 @@ from chairlift.request import SamplingParams
 from tests.engine.harness import GREEDY, Harness, Oracle
 
 NUM_PROMPTS = 24
-ANSWER = replace(GREEDY, max_tokens=24)
+ANSWER = replace(GREEDY, max_tokens=16)
 
 
 @pytest.fixture(scope="module")

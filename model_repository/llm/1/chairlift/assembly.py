@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 
-from . import loader
+from . import loader, warmup
 from .backends import make_backend
 from .config import EngineConfig
 from .device_memory import plan_pool
@@ -56,10 +56,11 @@ def build(
     loaded = loaded or loader.load(config)
     backend = make_backend(loaded.kernels)
     bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.dtype.itemsize)
-    pool = plan_pool(config, loaded.device, bytes_per_token, lambda: None)
+    pool = plan_pool(config, loaded.device, bytes_per_token, lambda: _largest_step(config, loaded))
     backend.allocate(loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device)
     sampler = Sampler(loaded.vocab_size, loaded.device)
     runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
+    warmup.run_steps(runner, _shapes_that_fit(warmup.FIRST_SHAPES, pool), config.block_size)
     kv = KVCacheManager(
         pool.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
     )
@@ -83,3 +84,22 @@ def build(
         max_model_len,
     )
     return Assembly(engine, loaded, pool, scheduler, max_model_len)
+
+
+def _shapes_that_fit(shapes: Iterable[tuple[int, int]], pool: PoolPlan) -> list[tuple[int, int]]:
+    return [
+        shape
+        for shape in shapes
+        if warmup.blocks_needed(*shape, pool.block_size) <= pool.num_blocks
+    ]
+
+
+def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
+    """A step as large as the settings allow, over a cache of its own that is gone afterwards."""
+    shape = (config.max_num_seqs - 1, config.max_num_batched_tokens - config.max_num_seqs + 1)
+    backend = make_backend(loaded.kernels)
+    num_blocks = warmup.blocks_needed(*shape, config.block_size)
+    backend.allocate(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
+    sampler = Sampler(loaded.vocab_size, loaded.device)
+    runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
+    warmup.run_steps(runner, [shape], config.block_size)

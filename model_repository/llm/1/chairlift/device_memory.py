@@ -34,9 +34,9 @@ def plan_pool(
 ) -> PoolPlan:
     """Size the KV pool from what the device has, after the weights are loaded.
 
-    ``run_largest_step`` runs a forward of ``max_num_batched_tokens`` tokens without a cache; its
-    peak is what steps need beside the pool. Raises ``ValueError`` with the numbers
-    where nothing fits.
+    ``run_largest_step`` runs a step of ``max_num_batched_tokens`` over a small cache of its own;
+    its peak is what steps need beside the pool. Raises ``ValueError`` with the numbers where
+    nothing fits.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
