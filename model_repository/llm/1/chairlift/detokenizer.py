@@ -58,11 +58,11 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
         """Take the next tokens of the answer; after a stop, nothing more may be pushed."""
+        if not self._stop:
+            return Decoded("".join(map(self._text, token_ids)), False, len(token_ids))
         for count, token_id in enumerate(token_ids, 1):
             self._pending += self._text(token_id)
             self._num_tokens += 1
-            if not self._stop:
-                continue
             if self._num_tokens <= self._min_tokens:
                 self._immune = len(self._pending)
             elif (end := self._stop_end()) is not None:
