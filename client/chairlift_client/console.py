@@ -15,14 +15,19 @@ GREETING_TOKENS = 48
 GREETING_SECONDS = 120.0
 
 _ROUTINE = re.compile(r"^(I\d{4} |[+|]|\s*$)")
+_NO_GPU = re.compile(r"CUDA driver version is insuff|CudaDriverHelper|initialize NVML|DCGM unable")
 _FROM_MODEL = re.compile(r"^I\d{4} \S+ \d+ (model|pb_stub)\.\S+\] ")
 
 
 class StartupLog:
-    """Passes on the server's log; on a terminal the routine of the start is one moving line."""
+    """Passes on the server's log; on a terminal the routine of the start is one moving line.
 
-    def __init__(self, console: Console) -> None:
+    So are tritonserver's complaints about a missing GPU where the machine has none.
+    """
+
+    def __init__(self, console: Console, *, has_gpu: bool) -> None:
         self._console = console
+        self._has_gpu = has_gpu
         self._status: Status | None = None
 
     def __enter__(self) -> "StartupLog":
@@ -52,9 +57,14 @@ class StartupLog:
             shown = Text(line, overflow="ellipsis", no_wrap=True, style="dim")
             shown.truncate(max(20, self._console.width - 4))
             status.update(shown)
-            if _ROUTINE.match(line) and not _FROM_MODEL.match(line):
+            if self._is_routine(line):
                 return
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _is_routine(self, line: str) -> bool:
+        if not self._has_gpu and _NO_GPU.search(line):
+            return True
+        return bool(_ROUTINE.match(line)) and not _FROM_MODEL.match(line)
 
     def report(self, message: str) -> None:
         """Show what the supervisor does, and why."""

@@ -21,6 +21,8 @@ from chairlift_client.settings import ServeSettings
 from chairlift_client.supervisor import Limits, Serving, StopRequest, Supervisor
 from chairlift_client.triton_process import TritonProcess
 
+NVIDIA = Path("/dev/nvidiactl")
+
 
 def check_ports(settings: ServeSettings) -> None:
     """Refuse a port on which no server can listen. Raises SetupError naming its option."""
@@ -45,13 +47,21 @@ def serve(
     files = find_server(os.environ)
     settings = replace(settings, engine={**resolve_model(), **settings.engine})
     stop = StopRequest()
-    with _stop_signals(stop), _control_dir() as control, StartupLog(console) as log:
+    with (
+        _stop_signals(stop),
+        _control_dir() as control,
+        StartupLog(console, has_gpu=NVIDIA.exists()) as log,
+    ):
 
         def on_first_ready() -> None:
             log.ready()
             console.print(
                 f"[bold green]ready[/] http://{settings.connect_host}:{settings.http_port} "
-                f"grpc://{settings.connect_host}:{settings.grpc_port}"
+                f"grpc://{settings.connect_host}:{settings.grpc_port}\n"
+                f"metrics http://{settings.connect_host}:{settings.metrics_port}/metrics, "
+                f"control folder {control.path}",
+                highlight=False,
+                soft_wrap=True,
             )
             _in_background(lambda: introduce(settings, console, greet=greet))
 
