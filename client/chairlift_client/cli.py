@@ -2,7 +2,7 @@
 
 import typer
 
-from chairlift_client.commands import chat, generate, plan, probe, serve
+from chairlift_client.commands import bench, chat, generate, plan, probe, profile, serve, top, tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,6 +13,10 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(bench.bench)
+app.command()(tune.tune)
+app.command()(top.top)
+app.command()(profile.profile)
 app.command()(probe.probe)
 # The arguments belong to the model directory's own script.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(plan.plan)

@@ -1,10 +1,18 @@
-"""The folder through which the supervisor and the engine talk: `drain` in, `heartbeat` out."""
+"""The folder by which server and commands talk: `drain` and `profile` in, `heartbeat` out."""
 
 import json
 from pathlib import Path
 from typing import NamedTuple
 
 CONTROL_VARIABLE = "CHAIRLIFT_CONTROL_DIR"
+
+
+class Step(NamedTuple):
+    """One step of the engine."""
+
+    decodes: int
+    prompt_tokens: int
+    milliseconds: float
 
 
 class Heartbeat(NamedTuple):
@@ -15,6 +23,7 @@ class Heartbeat(NamedTuple):
     running: int
     waiting: int
     pid: int
+    steps: tuple[Step, ...] = ()
 
 
 class ControlDir:
@@ -35,6 +44,19 @@ class ControlDir:
         partial.write_text(f"{timeout}\n")
         partial.replace(self.path / "drain")
 
+    def request_profile(self, steps: int) -> None:
+        """Tell the engine to profile its next steps; `finished_profile` will name the result."""
+        (self.path / "profile-done").unlink(missing_ok=True)
+        (self.path / "profile.new").write_text(f"{steps}\n")
+        (self.path / "profile.new").replace(self.path / "profile")
+
+    def finished_profile(self) -> Path | None:
+        """The folder that the ordered profile was written to, or None as long as it was not."""
+        try:
+            return Path((self.path / "profile-done").read_text())
+        except FileNotFoundError:
+            return None
+
     def heartbeat(self) -> Heartbeat | None:
         """The engine's last heartbeat, or None before the first."""
         try:
@@ -45,6 +67,7 @@ class ControlDir:
                 running=int(raw.get("running", 0)),
                 waiting=int(raw.get("waiting", 0)),
                 pid=int(raw["pid"]),
+                steps=tuple(Step(*step) for step in raw.get("steps", ())),
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,13 @@ Seed = Annotated[int | None, typer.Option(help="The same seed gives the same tex
 Timeout = Annotated[float | None, typer.Option(help="Seconds for the whole answer.")]
 Parameters = Annotated[
     list[str] | None, typer.Option("--set", help="Any other input, key=value; repeatable.")
+]
+
+ControlFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--control", envvar="CHAIRLIFT_CONTROL_DIR", help="The folder that `serve` names."
+    ),
 ]
 
 

@@ -1,9 +1,10 @@
 """A profile of the next N steps, ordered while the server runs.
 
 A file ``profile`` in the control folder, which holds a number of steps, orders one. What comes of
-it lies in a folder ``profile-<time>`` beside it (or under ``profile_dir``): ``operators.txt``, time
-by part and by operator; ``trace.json`` for Perfetto or chrome://tracing; ``steps.jsonl``, one line
-per step. On a GPU every step is an NVTX range as well, ordered or not.
+it lies in a folder ``profile-<time>`` beside it (or under ``profile_dir``), which ``profile-done``
+then names: ``operators.txt``, time by part, module, and operator; ``trace.json`` for Perfetto or
+chrome://tracing; ``steps.jsonl``, one line per step. On a GPU each step is an NVTX range as well,
+ordered or not.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.hooks import RemovableHandle
 
 from .model_runner import Runner, StepResult
 from .request import Request
@@ -26,6 +31,7 @@ from .step_outputs import StepStats
 logger = logging.getLogger(__name__)
 
 ORDER = "profile"
+DONE = "profile-done"
 # Ten steps of SmolLM2 make 3 MB of trace; all of it is held in memory until it is written.
 MAX_STEPS = 200
 OPERATORS_SHOWN = 60
@@ -41,6 +47,7 @@ class StepProfiler:
         self._profile: profile | None = None
         self._steps: list[StepStats] = []
         self._finished: profile | None = None
+        self._modules = _ModuleMarks()
 
     # ---------------------------------------------------------------- in the engine's thread
 
@@ -57,6 +64,7 @@ class StepProfiler:
             self._steps = []
             self._profile = profile(activities=activities)
             self._profile.start()
+            self._modules.start()
         return self._profile is not None
 
     def on_step(self, stats: StepStats) -> None:
@@ -65,6 +73,7 @@ class StepProfiler:
             return
         self._steps.append(stats)
         if len(self._steps) >= self._num_ordered:
+            self._modules.stop()
             self._profile.stop()
             self._finished, self._profile = self._profile, None
             self._num_ordered = 0
@@ -89,7 +98,7 @@ class StepProfiler:
                 logger.warning("%s holds %r; want a number from 1 to %d", order, text, MAX_STEPS)
 
     def _write(self, finished: profile) -> None:
-        assert self._folder is not None
+        assert self._folder is not None and self._control_dir is not None
         folder = self._folder / time.strftime("profile-%Y%m%d-%H%M%S", time.gmtime())
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "steps.jsonl").open("w") as lines:
@@ -99,6 +108,35 @@ class StepProfiler:
         (folder / "operators.txt").write_text(f"{summary(self._steps)}\n{table}\n")
         finished.export_chrome_trace(str(folder / "trace.json"))
         logger.info("profile of %d steps: %s", len(self._steps), folder)
+        partial = self._control_dir / f"{DONE}.new"
+        partial.write_text(str(folder))
+        partial.replace(self._control_dir / DONE)
+
+
+class _ModuleMarks:
+    """Marks the model's modules in the profile: torch does not see into our CPU operators."""
+
+    def __init__(self) -> None:
+        self._hooks: list[RemovableHandle] = []
+        self._open: list[record_function] = []
+
+    def start(self) -> None:
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, module: Module, *_: Any) -> None:
+        mark = record_function(type(module).__name__)
+        mark.__enter__()  # type: ignore[no-untyped-call]
+        self._open.append(mark)
+
+    def _leave(self, module: Module, *_: Any) -> None:
+        self._open.pop().__exit__(None, None, None)
 
 
 class _MarkedRunner:
