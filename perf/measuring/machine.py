@@ -1,0 +1,99 @@
+"""What the figures were measured on: machine, versions, commit, and how fast memory can be read."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+
+from .paths import ROOT
+
+READ_PASSES = 12
+ABSENT_BYTE = 0xFF
+
+
+def describe_machine() -> dict[str, object]:
+    """CPU, cores, memory and system, without names or addresses of the machine."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.M)
+    flags = re.search(r"^flags\s*: (.*)$", cpuinfo, re.M)
+    known = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+    present = set(flags[1].split()) if flags else set()
+    return {
+        "cpu": model[1] if model else platform.machine(),
+        "cores": os.cpu_count(),
+        "features": [name for name in known if name in present],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def describe_commit() -> str:
+    """The commit, with a mark where tracked files differ from it."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    return f"{head}+changes" if _git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """The installed versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def weight_bytes(model_dir: Path) -> int:
+    """Bytes of all tensors in a folder's safetensors files; tied weights are stored once.
+
+    A decode step reads each weight once, an untied embedding aside, of which it reads single rows.
+    """
+    total = 0
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                total += end - begin
+    return total
+
+
+def read_bandwidth(num_bytes: int, threads: int) -> float:
+    """Bytes per second at which ``threads`` read a buffer of this size over and over: the median.
+
+    The C library's memchr is the reader: it looks for a byte that is not there with the widest
+    vectors and writes nothing; ctypes lets go of the interpreter lock meanwhile.
+    """
+    memchr = ctypes.CDLL(None).memchr
+    memchr.restype = ctypes.c_void_p
+    memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    share = num_bytes // threads
+    buffers = [ctypes.create_string_buffer(share) for _ in range(threads)]
+    for buffer in buffers:
+        ctypes.memset(buffer, 1, share)  # untouched pages would all be one page of zeros
+    rates = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(READ_PASSES):
+            start = time.perf_counter()
+            list(pool.map(lambda b: memchr(b, ABSENT_BYTE, share), buffers))
+            rates.append(share * threads / (time.perf_counter() - start))
+    return sorted(rates)[len(rates) // 2]
