@@ -123,7 +123,8 @@ class OutputThread:
         else:
             touched.pop(out.group, None)
             self._flush(answer)
-            self._end(answer, answer.call.error(RequestError(out.message, out.code)))
+            if out.group in self._open:  # else a stop string had just completed its last sequence
+                self._end(answer, answer.call.error(RequestError(out.message, out.code)))
 
     def _respond(self, answer: Answer) -> None:
         if answer.group not in self._open:
