@@ -53,8 +53,7 @@ def is_ready(url: str, model: str, timeout: float = 2.0) -> bool:
 
 def why_not_listen(host: str, port: int) -> str | None:
     """Why no server can listen there, or None; lingering connections of a past one do not count."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

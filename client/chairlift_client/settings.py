@@ -66,7 +66,7 @@ class ServeSettings:
     @property
     def connect_host(self) -> str:
         """The address under which this machine reaches the server."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
     def engine_json(self) -> str:
         """The engine's settings as the text of CHAIRLIFT_SETTINGS."""
