@@ -30,9 +30,9 @@ from rich.table import Table
 from chairlift.config import EngineConfig
 from chairlift.kv_cache import KVCacheManager
 from chairlift.policies import make_batch_policy
-from chairlift.queue_order import FirstCome
 from chairlift.request import Request, SamplingParams
 from chairlift.scheduler import Scheduler, StepPlan
+from chairlift.waiting_room import make_waiting_room
 
 BLOCK_SIZE = 16
 PROMPT = 200
@@ -64,7 +64,8 @@ class Load:
         )
         self.chance = random.Random(1)
         self.kv = KVCacheManager(num_blocks + 1, BLOCK_SIZE, prefix_caching=prefix_cache)
-        self.scheduler = Scheduler(config, self.kv, make_batch_policy(config), FirstCome())
+        waiting = make_waiting_room(config, self.kv)
+        self.scheduler = Scheduler(config, self.kv, make_batch_policy(config), waiting)
         self.shared = self.chance.choices(range(50_000), k=SHARED_PROMPT)
         self.running = running
         self.uid = 0

@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chairlift.admission import num_forks_due
 from chairlift.config import EngineConfig
+from chairlift.forecast import num_forks_due
 from chairlift.kv_cache import KVCacheManager
 from chairlift.policies import Static, make_batch_policy
-from chairlift.queue_order import FirstCome, QueueOrder
 from chairlift.request import Request, SamplingParams, Status
 from chairlift.scheduler import Scheduler, StepPlan
+from chairlift.waiting_room import make_waiting_room
 from tests.unit.fake_cache import FakeCache
 
 Trouble = Literal["none", "error", "out of memory"]
@@ -36,7 +36,6 @@ class Simulation:
     num_blocks: int = 32
     block_size: int = 16
     settings: dict[str, Any] = field(default_factory=dict)
-    order: QueueOrder = field(default_factory=FirstCome)
     alphabet: int = 1000
 
     def __post_init__(self) -> None:
@@ -45,7 +44,8 @@ class Simulation:
             self.num_blocks + 1, self.block_size, prefix_caching=self.config.enable_prefix_caching
         )
         self.policy = make_batch_policy(self.config)
-        self.scheduler = Scheduler(self.config, self.kv, self.policy, self.order)
+        self.waiting = make_waiting_room(self.config, self.kv)
+        self.scheduler = Scheduler(self.config, self.kv, self.policy, self.waiting)
         self.cache = FakeCache(self.num_blocks + 1, self.block_size)
         self.now = 0.0
         self.live: dict[int, Request] = {}
@@ -192,8 +192,9 @@ class Simulation:
         if preempted:
             assert set(uids) <= {request.uid for request in before}, "boarded while preempting"
             assert not preempted & set(uids)
-            worst = min(self.order.rank(request) for request in plan.preempted)
-            assert all(self.order.rank(request) < worst for request in self.scheduler.running)
+            rank = self.waiting.order.rank
+            worst_running = max(map(rank, self.scheduler.running), default=())
+            assert worst_running < min(map(rank, plan.preempted)), "the wrong one was preempted"
         for request in plan.preempted:
             self.history[request.uid].reached = 0
         for row in rows:

@@ -33,9 +33,14 @@ def engines(draw: st.DrawFn) -> Simulation:
         "kv_reserve_fraction": draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
         "max_overtakes": draw(st.sampled_from([0, 1, 3])),
         "batching": draw(st.sampled_from(["continuous", "continuous", "dynamic", "static"])),
+        "aging_s": draw(st.sampled_from([0, 4])),
+        "tenant_weights": {"a": 3.0},
+        "max_running_per_tenant": draw(st.sampled_from([None, None, 1, 3])),
         "batch_size": draw(st.integers(1, 4)),
         "batch_window_ms": 3000,
     }
+    if chosen["batching"] == "continuous":
+        chosen["queue_order"] = draw(st.sampled_from(["fcfs", "priority", "fair", "prefix"]))
     return Simulation(
         draw(st.integers(2, 20)), draw(st.sampled_from([1, 2, 4])), chosen, alphabet=ALPHABET
     )
@@ -74,6 +79,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt_logprobs=data.draw(st.sampled_from([None, None, None, 0])),
             cache_salt=data.draw(st.sampled_from(["", "", "a"])),
             batch_id=self.batch_id,
+            tenant=data.draw(st.sampled_from("aabc")),
+            priority=data.draw(st.integers(0, 3)),
         )
         self.prompts.append(request.token_ids)  # grows: a later prompt may continue an answer
 

@@ -18,10 +18,10 @@ from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
 from .model_runner import ModelRunner, Runner
 from .policies import make_batch_policy
-from .queue_order import FirstCome
 from .sampler import Sampler
 from .scheduler import Scheduler
 from .step_outputs import Outputs, StepStats
+from .waiting_room import make_waiting_room
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def build(
     kv = KVCacheManager(
         pool.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
     )
-    scheduler = Scheduler(config, kv, make_batch_policy(config), FirstCome())
+    scheduler = Scheduler(config, kv, make_batch_policy(config), make_waiting_room(config, kv))
     engine = Engine(
         scheduler,
         wrap_runner(runner),

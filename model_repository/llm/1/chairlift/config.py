@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -87,6 +87,12 @@ class EngineConfig(BaseModel):
     kv_reserve_fraction: float = Field(1.0, ge=0, le=1)
     queue_order: QueueOrder = "fcfs"
     max_overtakes: int = Field(16, ge=0)
+    priority_levels: int = Field(10, ge=1)
+    default_priority_level: int = Field(5, ge=1)
+    aging_s: float = Field(30.0, ge=0)
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    max_running_per_tenant: int | None = Field(None, ge=1)
+    max_queued_tokens_per_tenant: int | None = Field(None, ge=1)
     max_waiting: int | None = Field(None, ge=1)
     one_step_ahead: bool = False
 
@@ -139,6 +145,16 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs one token per step"
+            )
+        if self.default_priority_level > self.priority_levels:
+            raise ValueError(
+                f"default_priority_level ({self.default_priority_level}) is above priority_levels "
+                f"({self.priority_levels})"
+            )
+        if self.batching != "continuous" and self.queue_order != "fcfs":
+            raise ValueError(
+                f"queue_order '{self.queue_order}' needs continuous batching: {self.batching} "
+                "batches form in order of arrival"
             )
         return self
 

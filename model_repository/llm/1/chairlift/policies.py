@@ -7,6 +7,7 @@ of arrival.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Protocol
 
 from .config import EngineConfig
@@ -79,7 +80,7 @@ class Static:
         if num_running or not is_due:
             return False
         self._current -= 1
-        for request in waiting.first(self.batch_size):
+        for request in islice(waiting, self.batch_size):
             request.batch_id = self._current
         return True
 

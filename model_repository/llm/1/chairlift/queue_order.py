@@ -1,4 +1,4 @@
-"""In which order waiting requests board."""
+"""In which order waiting requests board: first come, by priority, fair, or by cached prefix."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ class QueueOrder(Protocol):
     def outranks(self, newcomer: Request, waiting: Request) -> bool:
         """Whether ``newcomer`` may go first although ``waiting`` has been at the head before."""
 
+    def refresh(self) -> None:
+        """Called once per step before the first ``peek``, if there is room for anybody."""
+
     def push(self, request: Request) -> None: ...
 
     def peek(self) -> Request | None: ...
 
-    def pop(self) -> Request:
-        """Take out the head that ``peek`` has shown."""
+    def take(self, request: Request) -> None:
+        """``request``, which ``peek`` has shown, boards."""
 
-    def discard(self, request: Request) -> None: ...
-
-    def first(self, number: int) -> list[Request]: ...
+    def discard(self, request: Request) -> bool:
+        """Take ``request`` out without that it boards; False if it is not here."""
 
     def __len__(self) -> int: ...
 
@@ -37,9 +39,9 @@ class QueueOrder(Protocol):
 
 
 class RankedQueue:
-    """Requests by rank, smallest first; a cancelled one is skipped when it comes to the head.
+    """Requests by rank, smallest first; who is taken out is skipped when it comes to the head.
 
-    ``push``, ``pop``, and ``discard`` cost O(log n) on average. Ranks end in the unique ``uid``.
+    ``push`` and ``discard`` cost O(log n) on average. Ranks end in the unique ``uid``.
     """
 
     def __init__(self) -> None:
@@ -47,32 +49,25 @@ class RankedQueue:
         self._members: set[int] = set()
 
     def push(self, request: Request, rank: Rank) -> None:
-        self._members.add(request.uid)
-        heapq.heappush(self._heap, (rank, request))
+        if request.uid not in self._members:
+            self._members.add(request.uid)
+            heapq.heappush(self._heap, (rank, request))
 
     def peek(self) -> Request | None:
         while self._heap and self._heap[0][1].uid not in self._members:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
-    def pop(self) -> Request:
-        """The head that ``peek`` has shown."""
-        _, request = heapq.heappop(self._heap)
-        self._members.remove(request.uid)
-        return request
-
     def discard(self, request: Request) -> bool:
-        """Take a cancelled request out; False if it is not here."""
         if request.uid not in self._members:
             return False
         self._members.remove(request.uid)
-        if len(self._heap) > 2 * len(self._members) + 16:
-            self._heap = [entry for entry in self._heap if entry[1].uid in self._members]
+        if self._heap[0][1] is request:
+            heapq.heappop(self._heap)
+        elif len(self._heap) > 2 * len(self._members) + 16:
+            self._heap = list(self._live())
             heapq.heapify(self._heap)
         return True
-
-    def first(self, number: int) -> list[Request]:
-        return [request for _, request in heapq.nsmallest(number, self._live())]
 
     def _live(self) -> Iterator[tuple[Rank, Request]]:
         return (entry for entry in self._heap if entry[1].uid in self._members)
@@ -96,23 +91,46 @@ class FirstCome:
     def outranks(self, newcomer: Request, waiting: Request) -> bool:
         return False
 
+    def refresh(self) -> None:
+        """Arrival times don't change."""
+
     def push(self, request: Request) -> None:
         self._queue.push(request, self.rank(request))
 
     def peek(self) -> Request | None:
         return self._queue.peek()
 
-    def pop(self) -> Request:
-        return self._queue.pop()
-
-    def discard(self, request: Request) -> None:
+    def take(self, request: Request) -> None:
         self._queue.discard(request)
 
-    def first(self, number: int) -> list[Request]:
-        return self._queue.first(number)
+    def discard(self, request: Request) -> bool:
+        return self._queue.discard(request)
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._queue)
+
+
+class Priority(FirstCome):
+    """The highest priority first, 1 as in Triton; 0 is Triton's "not given" and means the default.
+
+    A level is worth ``aging_s`` seconds of waiting, so whoever waits long enough goes before those
+    who came later with a higher priority. Waiting lifts all at the same pace, so arrival and level
+    give a rank that never changes. Without aging (0) priority is strict.
+    """
+
+    def __init__(self, default_level: int, aging_s: float) -> None:
+        super().__init__()
+        self._default_level = default_level
+        self._aging_s = aging_s
+
+    def rank(self, request: Request) -> Rank:
+        level = request.priority or self._default_level
+        if self._aging_s:
+            return (request.arrival + level * self._aging_s, request.uid)
+        return (level, request.arrival, request.uid)
+
+    def outranks(self, newcomer: Request, waiting: Request) -> bool:
+        return self.rank(newcomer) < self.rank(waiting)

@@ -15,11 +15,10 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .admission import Forecast, num_forks_due
+from .admission import Admission
 from .config import EngineConfig
 from .kv_cache import NO_HIT, BlockCopy, KVCacheManager, PrefixHit
 from .policies import BatchPolicy
-from .queue_order import QueueOrder
 from .request import Request, Status
 from .step_budget import StepBudget
 from .waiting_room import WaitingRoom
@@ -59,24 +58,22 @@ class Scheduler:
     """Owns the waiting room and the running list; asks the KV manager for memory."""
 
     def __init__(
-        self, config: EngineConfig, kv: KVCacheManager, policy: BatchPolicy, order: QueueOrder
+        self, config: EngineConfig, kv: KVCacheManager, policy: BatchPolicy, waiting: WaitingRoom
     ) -> None:
         self.kv = kv
         self.policy = policy
-        self.waiting = WaitingRoom(order, config.max_overtakes)
+        self.waiting = waiting
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._max_num_seqs = config.max_num_seqs
         self._budget = StepBudget(config, kv.block_size)
-        self._reserve_fraction = config.kv_reserve_fraction
-        self._worst_case_blocks = 0
-        self._forks_due: list[Request] = []
+        self._admission = Admission(kv, config.kv_reserve_fraction)
         self._known_unfit: set[int] = set()
-        self._forecasts: dict[float, Forecast] = {}
 
     # ---------------------------------------------------------------- in and out
 
     def add(self, request: Request) -> None:
+        """Queue ``request``; raises ``RequestError`` where its tenant has too much waiting."""
         self.waiting.add(request)
 
     @property
@@ -87,21 +84,26 @@ class Scheduler:
         """Take ``request`` out, wherever it is, and return its blocks at once."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            self._leave_seat(request)
+            self._end(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
-        request.status = Status.FINISHED
+            request.status = Status.FINISHED
 
     def finish_running(self, finished: set[int]) -> None:
         """``finish`` for many: one pass over the running list, by ``uid``."""
         leaving = [request for request in self.running if request.uid in finished]
         self.running = [request for request in self.running if request.uid not in finished]
         for request in leaving:
-            self._leave_seat(request)
-            request.status = Status.FINISHED
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._leave_seat(request)
+        self.waiting.left(request)
+        request.status = Status.FINISHED
 
     def fork(self, parent: Request, child: Request) -> None:
         """Start ``child`` from what ``parent`` has computed; without a seat for it, queue it."""
+        self.waiting.forked(child)
         if len(self.running) < self._num_seats:
             self.kv.fork(parent, child)
             self._take_seat(child)
@@ -115,12 +117,12 @@ class Scheduler:
     def _take_seat(self, request: Request) -> None:
         request.status = Status.RUNNING
         insort(self.running, request, key=self.waiting.order.rank)
-        self._worst_case_blocks += self.kv.blocks_for(request.max_total_tokens)
+        self._admission.seated(request)
 
     def _leave_seat(self, request: Request) -> None:
         """Give up the blocks; the caller has taken ``request`` off the running list."""
         self.kv.free(request)
-        self._worst_case_blocks -= self.kv.blocks_for(request.max_total_tokens)
+        self._admission.left(request)
         self._known_unfit.clear()
 
     # ---------------------------------------------------------------- trouble
@@ -170,7 +172,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Choose the rows of one step and advance their ``num_computed``."""
         self._budget.start_step()
-        self._forecasts.clear()
+        self._admission.start_step()
         plan = StepPlan()
         left = self._continue_running(plan)
         if not plan.preempted:
@@ -242,8 +244,11 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, left: int, now: float) -> None:
         """Board candidates in order while there are tokens, seats, and memory."""
+        if left <= 0 or len(self.running) >= self._num_seats:
+            return
+        self.waiting.refresh()
         position = 0
-        while left > 0 and len(self.running) < self._num_seats:
+        while left > 0:
             candidate = self.waiting.candidate(position)
             if candidate is None or not self._has_seats(candidate):
                 return
@@ -257,6 +262,11 @@ class Scheduler:
             else:
                 return
 
+    def _has_seats(self, candidate: Request) -> bool:
+        """Whether ``candidate`` and all who will fork from it find a seat, or it is alone."""
+        needed = len(self.running) + self._admission.seats_for(candidate)
+        return not self.running or needed <= self._num_seats
+
     def _try_to_board(
         self, candidate: Request, position: int, plan: StepPlan, left: int, now: float
     ) -> int:
@@ -267,42 +277,12 @@ class Scheduler:
         chunk = self._chunk(candidate, hit, plan, left)
         if chunk == 0:
             return 0
-        if not (self._will_fit(candidate, hit) and self.kv.allocate(candidate, chunk, hit)):
+        fits = self._admission.will_fit(self.running, candidate, hit)
+        if not (fits and self.kv.allocate(candidate, chunk, hit)):
             self._known_unfit.add(candidate.uid)
             return 0
-        self.waiting.board(candidate, position)
-        if candidate.first_scheduled is None:
-            candidate.first_scheduled = now
-        if num_forks_due(candidate):
-            self._forks_due.append(candidate)
-        for forecast in self._forecasts.values():
-            forecast.add(candidate, hit)
+        self._admission.boarded(candidate, hit)
         self._take_seat(candidate)
         self._read(candidate, hit, chunk, plan)
+        self.waiting.board(candidate, position, now)
         return chunk
-
-    def _has_seats(self, candidate: Request) -> bool:
-        """Whether ``candidate`` and all who will fork from it find a seat, or it is alone."""
-        self._forks_due = [
-            r for r in self._forks_due if r.status is Status.RUNNING and num_forks_due(r)
-        ]
-        forks = sum(num_forks_due(request) for request in [*self._forks_due, candidate])
-        return not self.running or len(self.running) + 1 + forks <= self._num_seats
-
-    def _will_fit(self, candidate: Request, hit: PrefixHit) -> bool:
-        """Whether memory lasts until everybody has finished, as far as can be told.
-
-        One who was preempted comes back only where it is certain to stay, or it would be thrown out
-        again: then everybody counts with all of its ``max_tokens``.
-        """
-        if not self.running:
-            return True
-        forking = [*self._forks_due, candidate]
-        forks = sum(self.kv.blocks_for(r.max_total_tokens) * num_forks_due(r) for r in forking)
-        own = self.kv.blocks_for(candidate.max_total_tokens)
-        if self._worst_case_blocks + forks + own <= self.kv.num_usable:
-            return True
-        reserve = 1.0 if candidate.num_preemptions else self._reserve_fraction
-        if reserve not in self._forecasts:
-            self._forecasts[reserve] = Forecast(self.kv, self.running, reserve)
-        return self._forecasts[reserve].peak_with(candidate, hit) <= self.kv.num_usable

@@ -6,8 +6,14 @@ from bisect import insort
 from collections.abc import Iterator
 from itertools import chain
 
-from .queue_order import QueueOrder
+from .config import EngineConfig
+from .fair_share import FairShare
+from .kv_cache import KVCacheManager
+from .parking import Parking
+from .prefix_match import PrefixMatch
+from .queue_order import FirstCome, Priority, QueueOrder
 from .request import Request
+from .tenants import Tenants
 
 # Requests that may stand aside at once because they don't fit. Each is looked at again whenever
 # memory is freed, so this bounds the cost of a step; the queue behind them is never searched.
@@ -15,24 +21,40 @@ MAX_ASIDE = 8
 
 
 class WaitingRoom:
-    """The queue, and before it the *front*: those who have been at its head already.
+    """The queue in its order, before it the *front*, behind it those whom a tenant's limit parks.
 
-    The front holds preempted requests and forks without a seat, whom nobody behind may pass, and
-    requests set aside because they do not fit into memory: smaller ones pass such a request
-    ``max_overtakes`` times, then nobody does, and what leaves makes room for it.
+    The front holds who has been at the queue's head already: preempted requests and forks without a
+    seat, whom nobody behind may pass, and requests set aside because they do not fit into memory.
+    Smaller ones pass such a request ``max_overtakes`` times, then nobody does, and what leaves
+    makes room for it.
     """
 
-    def __init__(self, order: QueueOrder, max_overtakes: int) -> None:
+    def __init__(
+        self, order: QueueOrder, tenants: Tenants, parking: Parking, max_overtakes: int
+    ) -> None:
         self.order = order
+        self._tenants = tenants
+        self._parking = parking
         self._max_overtakes = max_overtakes
         self._front: list[Request] = []
 
+    # ---------------------------------------------------------------- in
+
     def add(self, request: Request) -> None:
-        self.order.push(request)
+        """Raises ``RequestError`` where the tenant has too much waiting already."""
+        self._tenants.enter(request)
+        if self._parking.admits(request, self.order.rank(request)):
+            self.order.push(request)
 
     def put_back(self, request: Request) -> None:
         """Return a request that has started: it waits before everybody of a later rank."""
         insort(self._front, request, key=self.order.rank)
+
+    # ---------------------------------------------------------------- who is next
+
+    def refresh(self) -> None:
+        """Called once per step before the first ``candidate``."""
+        self.order.refresh()
 
     def candidate(self, position: int) -> Request | None:
         """Who may try to board after ``position`` others have tried without success."""
@@ -42,35 +64,76 @@ class WaitingRoom:
         waiting = self._front[position]
         return head if head is not None and self.order.outranks(head, waiting) else waiting
 
-    def board(self, request: Request, position: int) -> None:
-        """The candidate at ``position`` leaves; it has overtaken those who tried before it."""
-        for overtaken in self._front[:position]:
-            overtaken.num_overtaken += 1
-        self.remove(request)
-
     def set_aside(self, request: Request) -> bool:
         """The candidate doesn't fit: keep its place, and say whether the next one may try."""
         if request.first_scheduled is not None or request.num_overtaken >= self._max_overtakes:
             return False
-        if request is self.order.peek():
+        if request not in self._front:
             if len(self._front) >= MAX_ASIDE:
                 return False
-            self.put_back(self.order.pop())
+            self.order.discard(request)
+            self.put_back(request)
         return True
 
-    def remove(self, request: Request) -> None:
-        """Take a request out, wherever it waits; nothing happens where it doesn't."""
+    # ---------------------------------------------------------------- out
+
+    def board(self, request: Request, position: int, now: float) -> None:
+        """The candidate at ``position`` leaves; it has overtaken those who tried before it."""
+        for overtaken in self._front[:position]:
+            overtaken.num_overtaken += 1
         if request in self._front:
             self._front.remove(request)
         else:
-            self.order.discard(request)
+            self.order.take(request)
+        if request.first_scheduled is None:
+            request.first_scheduled = now
+            self._tenants.withdraw(request)
+            self._tenants.start(request)
 
-    def first(self, number: int) -> list[Request]:
-        """Those who board next, if everybody fits."""
-        return [*self._front, *self.order.first(number)][:number]
+    def forked(self, child: Request) -> None:
+        """``child`` counts for its tenant from now on, with or without a seat."""
+        self._parking.forked(child.tenant)
+        self._tenants.start(child)
+
+    def remove(self, request: Request) -> None:
+        """Take out a cancelled request, wherever it waits; nothing happens where it doesn't."""
+        if self._parking.discard(request):
+            self._tenants.withdraw(request)
+        elif request in self._front:
+            self._front.remove(request)
+            self.left(request)
+        elif self.order.discard(request):
+            self.left(request)
+
+    def left(self, request: Request) -> None:
+        """``request`` has left the queue or the engine: one that is parked may enter."""
+        if request.first_scheduled is None:
+            self._tenants.withdraw(request)
+        else:
+            self._tenants.leave(request)
+        entering = self._parking.left(request.tenant)
+        if entering is not None:
+            self.order.push(entering)
 
     def __len__(self) -> int:
-        return len(self._front) + len(self.order)
+        return len(self._front) + len(self.order) + len(self._parking)
 
     def __iter__(self) -> Iterator[Request]:
-        return chain(self._front, self.order)
+        return chain(self._front, self.order, self._parking)
+
+
+def make_waiting_room(config: EngineConfig, kv: KVCacheManager) -> WaitingRoom:
+    """As the settings say: ``queue_order``, the tenants' weights and limits, ``max_overtakes``."""
+    tenants = Tenants(config.tenant_weights, config.max_queued_tokens_per_tenant)
+    parking = Parking(config.max_running_per_tenant)
+    return WaitingRoom(_make_order(config, kv, tenants), tenants, parking, config.max_overtakes)
+
+
+def _make_order(config: EngineConfig, kv: KVCacheManager, tenants: Tenants) -> QueueOrder:
+    if config.queue_order == "priority":
+        return Priority(config.default_priority_level, config.aging_s)
+    if config.queue_order == "fair":
+        return FairShare(tenants)
+    if config.queue_order == "prefix":
+        return PrefixMatch(kv, config.max_overtakes)
+    return FirstCome()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from chairlift.admission import (
+from chairlift.forecast import (
     Forecast,
     expected_remaining,
     num_forks_due,
