@@ -1,6 +1,7 @@
 """What `chairlift serve` shows: the log, a first answer, and lines to paste."""
 
 import re
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -69,6 +70,18 @@ class StartupLog:
     def report(self, message: str) -> None:
         """Show what the supervisor does, and why."""
         self._console.print(f"[bold]chairlift:[/] {message}", highlight=False, soft_wrap=True)
+
+
+def print_addresses(settings: ServeSettings, control: Path, console: Console) -> None:
+    """Say where the server is to be found."""
+    host = settings.connect_host
+    console.print(
+        f"[bold green]ready[/] http://{host}:{settings.http_port} "
+        f"grpc://{host}:{settings.grpc_port}\n"
+        f"metrics http://{host}:{settings.metrics_port}/metrics, control folder {control}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def introduce(settings: ServeSettings, console: Console, *, greet: bool) -> None:

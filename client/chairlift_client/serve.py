@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chairlift_client.console import StartupLog, introduce
+from chairlift_client.console import StartupLog, introduce, print_addresses
 from chairlift_client.control import CONTROL_VARIABLE, ControlDir
 from chairlift_client.errors import SetupError
 from chairlift_client.health import why_not_listen
@@ -55,14 +55,7 @@ def serve(
 
         def on_first_ready() -> None:
             log.ready()
-            console.print(
-                f"[bold green]ready[/] http://{settings.connect_host}:{settings.http_port} "
-                f"grpc://{settings.connect_host}:{settings.grpc_port}\n"
-                f"metrics http://{settings.connect_host}:{settings.metrics_port}/metrics, "
-                f"control folder {control.path}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            print_addresses(settings, control.path, console)
             _in_background(lambda: introduce(settings, console, greet=greet))
 
         parts = Serving(
