@@ -25,9 +25,10 @@ from .waiting_room import make_waiting_room
 
 logger = logging.getLogger(__name__)
 
-# Continuous batching keeps a small waiting room, so that Triton's own queue (its priorities,
-# timeouts, and size limit) holds whoever can't board soon.
-DEFAULT_WAITING_ROOM = 16
+# A small waiting room leaves whoever can't board soon in Triton's own queue, where priorities,
+# timeouts, and the size limit act; an order that must see the whole queue needs a large one.
+SMALL_WAITING_ROOM = 16
+LARGE_WAITING_ROOM = 1024
 
 
 class Assembly(NamedTuple):
@@ -70,7 +71,7 @@ def build(
         wrap_runner(runner),
         emit,
         clock,
-        max_waiting=config.max_waiting or DEFAULT_WAITING_ROOM,
+        max_waiting=config.max_waiting or _waiting_room(config),
         on_step=on_step,
     )
     max_model_len = min(loaded.max_model_len, pool.num_tokens)
@@ -84,6 +85,13 @@ def build(
         max_model_len,
     )
     return Assembly(engine, loaded, pool, scheduler, max_model_len)
+
+
+def _waiting_room(config: EngineConfig) -> int:
+    """A static batch must find room to gather."""
+    if not config.triton_queues:
+        return LARGE_WAITING_ROOM
+    return max(SMALL_WAITING_ROOM, 2 * config.batch_size if config.batching == "static" else 0)
 
 
 def _shapes_that_fit(shapes: Iterable[tuple[int, int]], pool: PoolPlan) -> list[tuple[int, int]]:

@@ -121,6 +121,13 @@ class EngineConfig(BaseModel):
     max_tenant_labels: int = Field(16, ge=0)
     profile_dir: str | None = None
 
+    @property
+    def triton_queues(self) -> bool:
+        """Whether ``execute`` blocks while the waiting room is full, so that Triton's own queue
+        holds the rest and its priorities, timeouts, and size limit act. Orders that must see the
+        whole queue refuse beyond ``max_waiting`` instead."""
+        return self.queue_order in ("fcfs", "priority")
+
     @model_validator(mode="before")
     @classmethod
     def _drop_unset(cls, data: Any) -> Any:

@@ -114,6 +114,15 @@ class Engine:
             self._wake.notify_all()
         self._thread.join()
 
+    def check_room(self) -> None:
+        """Raises ``RequestError`` where the waiting room is full: the other way to push back."""
+        if self.num_waiting >= self._max_waiting:
+            raise RequestError(
+                f"the queue is full: {self.num_waiting} requests are waiting, max_waiting is "
+                f"{self._max_waiting}",
+                ErrorCode.UNAVAILABLE,
+            )
+
     def wait_for_room(self) -> bool:
         """Block while the waiting room is full; False once the engine takes no more requests."""
         with self._wake:
@@ -211,8 +220,12 @@ class Engine:
             self._emit([ErrorOut(r.group, error.code, error.message) for r in requests])
             return
         for request in requests:
-            self._collector.groups[request.group] = [request]
-            self._scheduler.add(request)
+            try:
+                self._scheduler.add(request)
+            except RequestError as error:
+                self._emit([ErrorOut(request.group, error.code, error.message)])
+            else:
+                self._collector.groups[request.group] = [request]
 
     def _abort(self, group: int, error: RequestError | None) -> None:
         members = self._collector.groups.pop(group, None)

@@ -61,7 +61,7 @@ def model_figures(name: str, dtype: str | None, trust_remote_code: bool = False)
     text = config.get_text_config(decoder=True)
     torch_dtype = getattr(torch, dtype) if dtype else (config.dtype or torch.bfloat16)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)  # type: ignore[no-untyped-call]
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     return ModelFigures(
         weights=weights,

@@ -22,7 +22,7 @@ from .observations import Observations
 from .open_requests import OpenRequests
 from .output import OutputThread
 from .profiling import StepProfiler
-from .prompts import PromptProcessor
+from .prompts import PreparedPrompt, PromptProcessor
 from .request import Request
 from .step_outputs import ErrorOut, StepStats
 from .tensors import Array
@@ -126,7 +126,8 @@ class Service:
             self._submit(arrivals)
             return
         for arrival in arrivals:
-            self.engine.wait_for_room()
+            if self.config.triton_queues:
+                self.engine.wait_for_room()
             self._submit([arrival])
 
     def _submit(self, arrivals: Sequence[Arrival]) -> None:
@@ -164,8 +165,6 @@ class Service:
         client = ClientRequest(arrival.responder, arrival.request_id, deadline)
         made = [self._make(call, client, now, batch_id) for call in parsed]
         for _, request in made:
-            self.engine.check_fits(request)
-        for _, request in made:
             client.groups.append(request.group)
             client.open_rows += 1
         self._open.add(client)
@@ -177,23 +176,13 @@ class Service:
         self, call: GenerateCall, client: ClientRequest, now: float, batch_id: int
     ) -> tuple[Answer, Request]:
         try:
+            if not self.config.triton_queues:
+                self.engine.check_room()
             prompt = self._prompts.prepare(call)
+            request = self._request(call, prompt, now, batch_id)
+            self.engine.check_fits(request)
         except RequestError as error:
             raise call.error(error) from None
-        params = prompt.params
-        request = Request(
-            uid=next(self._uids),
-            prompt_ids=list(prompt.token_ids),
-            params=params,
-            seed=params.seed if params.seed is not None else self._rng.getrandbits(63),
-            arrival=now,
-            eos_ids=self.parts.loaded.eos_ids,
-            bad_word_ids=prompt.bad_word_ids,
-            priority=call.priority,
-            tenant=call.tenant,
-            cache_salt=call.cache_salt,
-            batch_id=batch_id,
-        )
         answer = Answer(
             client,
             call,
@@ -205,6 +194,25 @@ class Service:
             self.config.block_size,
         )
         return answer, request
+
+    def _request(
+        self, call: GenerateCall, prompt: PreparedPrompt, now: float, batch_id: int
+    ) -> Request:
+        params = prompt.params
+        return Request(
+            uid=next(self._uids),
+            prompt_ids=list(prompt.token_ids),
+            params=params,
+            seed=params.seed if params.seed is not None else self._rng.getrandbits(63),
+            arrival=now,
+            eos_ids=self.parts.loaded.eos_ids,
+            bad_word_ids=prompt.bad_word_ids,
+            priority=call.priority,
+            tenant=call.tenant,
+            deadline=None if call.deadline_ms is None else now + call.deadline_ms / 1000,
+            cache_salt=call.cache_salt,
+            batch_id=batch_id,
+        )
 
     def _stop_running(self, request_id: str, responder: Responder) -> None:
         """TensorRT-LLM's stop message: end the request of the same id; its own answer is empty."""
