@@ -73,8 +73,8 @@ class Simulation:
         self._next_uid += UID_STRIDE
         request = Request(uid, list(prompt), params, seed=uid, arrival=self.now, **fields)
         assert self.kv.blocks_for(request.max_total_tokens) <= self.kv.num_usable
-        self._enter(request, stops_after or max_tokens)
         self.scheduler.add(request)
+        self._enter(request, stops_after or max_tokens)
         return request
 
     def _enter(self, request: Request, stops_after: int) -> None:

@@ -49,6 +49,7 @@ class Tenants:
     def __init__(self, weights: Mapping[str, float], max_queued_tokens: int | None) -> None:
         self._weights = weights
         self._max_queued_tokens = max_queued_tokens
+        self.num_queued_prompt_tokens = 0
         self._accounts: dict[str, Account] = {}
         self._charges: dict[int, Charge] = {}
 
@@ -76,12 +77,14 @@ class Tenants:
             )
         account.num_waiting += 1
         account.queued_tokens = queued
+        self.num_queued_prompt_tokens += request.num_prompt_tokens
 
     def withdraw(self, request: Request) -> None:
         """A request that never ran waits no longer."""
         account = self.account(request.tenant)
         account.num_waiting -= 1
         account.queued_tokens -= request.max_total_tokens
+        self.num_queued_prompt_tokens -= request.num_prompt_tokens
 
     def start(self, request: Request) -> None:
         """``request`` runs for the first time, or has forked off; what it reads is paid for now."""

@@ -115,6 +115,11 @@ class WaitingRoom:
         if entering is not None:
             self.order.push(entering)
 
+    @property
+    def num_queued_prompt_tokens(self) -> int:
+        """Prompt tokens of all who have never run."""
+        return self._tenants.num_queued_prompt_tokens
+
     def __len__(self) -> int:
         return len(self._front) + len(self.order) + len(self._parking)
 
