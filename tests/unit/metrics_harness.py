@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from chairlift.answers import RequestRecord
+from chairlift.calls import TextPrompt
 from chairlift.metric_names import Kind
 from chairlift.step_outputs import StepStats
 from chairlift_client.scrape import Scrape
@@ -94,7 +95,7 @@ class FakeAnswer:
     """An open request as the output thread shows it."""
 
     record: RequestRecord
-    prompt_text: str = "the prompt"
+    call: Any = None
     sequences: list[Any] = field(default_factory=list)
 
     @property
@@ -107,7 +108,8 @@ def answer(group: int = 0, *, prompt: int = 10, n: int = 1, **changes: Any) -> A
     record = RequestRecord(f"r{group}", group, "", prompt, n, 16, 100.0)
     for name, value in changes.items():
         setattr(record, name, value)
-    return FakeAnswer(record, sequences=[SimpleNamespace(sample_index=i) for i in range(n)])
+    sequences = [SimpleNamespace(sample_index=i) for i in range(n)]
+    return FakeAnswer(record, SimpleNamespace(prompt=TextPrompt("the prompt")), sequences)
 
 
 def take_token(observed: Any, to: Any, sample_index: int, now: float) -> None:

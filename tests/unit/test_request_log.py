@@ -7,13 +7,16 @@ import logging
 
 import pytest
 
+from chairlift.calls import ChatPrompt, Message, Prompt, TextPrompt, TokenPrompt
 from chairlift.errors import ErrorCode
 from chairlift.observations import Ended
 from chairlift.request_log import JsonLines, RequestLog
 from tests.unit.metrics_harness import answer
 
+SECRET = TextPrompt("a secret prompt")
 
-def ended(code: ErrorCode | None = None, **changes: object) -> Ended:
+
+def ended(code: ErrorCode | None = None, prompt: Prompt = SECRET, **changes: object) -> Ended:
     usual = {
         "request_id": "r1",
         "finish_reasons": ["length"],
@@ -22,7 +25,7 @@ def ended(code: ErrorCode | None = None, **changes: object) -> Ended:
         "first_token": 101.0,
     }
     record = answer(3, **{**usual, **changes}).record
-    return Ended(record, "a secret prompt", code, 102.0)
+    return Ended(record, prompt, code, 102.0)
 
 
 def lines(caplog: pytest.LogCaptureFixture, *requests: Ended, prompts: bool = False) -> list[str]:
@@ -65,6 +68,20 @@ def test_a_line_break_in_an_id_makes_no_second_line(caplog: pytest.LogCaptureFix
 def test_prompts_are_logged_only_where_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in lines(caplog, ended())[0]
     assert 'prompt="a secret prompt"' in lines(caplog, ended(), prompts=True)[1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        (TokenPrompt((1, 2)), "[1, 2]"),
+        (ChatPrompt((Message("user", "hi"),)), '[{"role": "user", "content": "hi"}]'),
+    ],
+)
+def test_other_prompts_are_logged_as_they_were_sent(
+    caplog: pytest.LogCaptureFixture, prompt: Prompt, shown: str
+) -> None:
+    lines(caplog, ended(prompt=prompt), prompts=True)
+    assert f'"prompt": {shown}}}' in JsonLines().format(caplog.records[0])
 
 
 def test_switched_off_it_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -147,8 +147,8 @@ class Answer:
             params.max_tokens,
             request.arrival,
         )
-        self.prompt_text = prompt_text
         self._prompt_ids = request.prompt_ids
+        self._prompt_text = prompt_text
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._pieces = pieces
         self._wire = wire
@@ -221,7 +221,7 @@ class Answer:
         return RequestFacts(
             num_input_tokens=record.num_prompt_tokens,
             batch_index=self.call.batch_index,
-            prompt_text=self.prompt_text,
+            prompt_text=self._prompt_text,
             prompt_ids=self._prompt_ids,
             prompt_logprobs=[None, *self._prompt_logprobs] if scored else None,
             new_blocks=total - reused,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from .answers import Answer, RequestRecord
+from .calls import Prompt
 from .errors import ErrorCode
 from .step_outputs import StepStats
 
@@ -30,7 +31,7 @@ class Ended(NamedTuple):
     """A request's end; ``code`` where it was an error, ``at`` on the engine's clock."""
 
     record: RequestRecord
-    prompt: str
+    prompt: Prompt
     code: ErrorCode | None
     at: float
 
@@ -80,7 +81,7 @@ class Observations:
         """In the output thread: the last response has been sent."""
         for sequence in answer.sequences:
             self._last_token.pop((answer.group, sequence.sample_index), None)
-        self.ended.append(Ended(answer.record, answer.prompt_text, code, self._clock()))
+        self.ended.append(Ended(answer.record, answer.call.prompt, code, self._clock()))
 
     def on_refused(self, code: ErrorCode) -> None:
         """In the execute thread: a request was answered with an error at once."""

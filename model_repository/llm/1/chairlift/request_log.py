@@ -8,6 +8,7 @@ import re
 from datetime import datetime, timezone
 from typing import Any
 
+from .calls import Prompt, TextPrompt, TokenPrompt
 from .observations import Ended
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class RequestLog:
             return
         fields = _fields(request)
         if self._prompts:
-            fields["prompt"] = request.prompt
+            fields["prompt"] = _as_sent(request.prompt)
         line = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
         logger.info("request ended: %s", line, extra={FIELDS: fields})
 
@@ -55,6 +56,14 @@ def _fields(request: Ended) -> dict[str, Any]:
         if moment is not None:
             fields[name] = round(moment - record.arrival, 6)
     return fields
+
+
+def _as_sent(prompt: Prompt) -> str | list[int] | list[dict[str, str]]:
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    if isinstance(prompt, TokenPrompt):
+        return list(prompt.ids)
+    return [message._asdict() for message in prompt.messages]
 
 
 def _word(value: object) -> str:
