@@ -6,8 +6,10 @@ Each raises ``CantFuse`` at construction where the module it should replace has 
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .attention import AttentionOptions, FusedAttentionBackend, HeadNorms, StepBatch
@@ -30,11 +32,18 @@ ACTIVATIONS = {
 }
 
 
-def children(module: nn.Module, names: set[str], optional: frozenset[str] = frozenset()) -> None:
-    """Raise ``CantFuse`` unless the module's children are ``names`` and at most ``optional``."""
-    found = {name for name, child in module.named_children() if not isinstance(child, nn.Dropout)}
-    if not names <= found <= names | optional:
-        raise CantFuse(f"{type(module).__name__} has {sorted(found)}")
+class Rotation(Enum):
+    """What a layer makes of the decoder's cos and sin [T, R]; pairs are always (i, i + R / 2)."""
+
+    AS_GIVEN = "as given"
+    REPEATED = "repeated"  # gpt-oss: the decoder computes each angle once
+    NONE = "none"  # layers without positions, as every fourth of SmolLM3
+
+
+def children(module: nn.Module) -> set[str]:
+    """Names of the modules that compute anything in inference."""
+    ignored = (nn.Dropout, nn.Identity)
+    return {name for name, child in module.named_children() if not isinstance(child, ignored)}
 
 
 def plain_linear(module: nn.Module, name: str) -> nn.Linear:
@@ -51,10 +60,10 @@ class FusedNorm(nn.Module):
         super().__init__()
         weight = getattr(norm, "weight", None)
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-        if weight is None or eps is None or not type(norm).__name__.endswith("RMSNorm"):
+        if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
             raise CantFuse(f"{type(norm).__name__} is no RMSNorm with weight and epsilon")
         self.weight = weight
-        self.eps = float(eps)
+        self.eps = eps
         self.unit_offset = unit_offset
         self._ops = ops
 
@@ -73,40 +82,70 @@ class FusedMLP(nn.Module):
 
     def __init__(self, ops: Any, mlp: nn.Module) -> None:
         super().__init__()
-        children(mlp, {"gate_proj", "up_proj", "down_proj"}, frozenset({"act_fn"}))
-        gate, up = plain_linear(mlp, "gate_proj"), plain_linear(mlp, "up_proj")
-        name = type(getattr(mlp, "act_fn", None)).__name__
-        if name not in ACTIVATIONS or gate.bias is not None or up.bias is not None:
-            raise CantFuse(f"{type(mlp).__name__} with activation {name}, or with biases")
-        self._gated = make_gated(ops, gate, up, ACTIVATIONS[name])
-        self._down = make_linear(ops, plain_linear(mlp, "down_proj"))
+        found = children(mlp)
+        gate, up = _gate_and_up(mlp, found)
+        others = found - {"gate_proj", "up_proj", "gate_up_proj", "down_proj"}
+        kinds = {type(getattr(mlp, name)).__name__ for name in others}
+        activation = ACTIVATIONS.get(kinds.pop()) if len(kinds) == 1 else None
+        if activation is None:
+            raise CantFuse(f"{type(mlp).__name__} has {sorted(found)}")
+        self.inner, self.activation = len(gate), activation
+        self.gated = make_gated(ops, gate, up, activation)
+        self.down = make_linear(ops, plain_linear(mlp, "down_proj"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.rows(x[0])[None]
+        return self.rows(x.reshape(-1, x.shape[-1])).view(x.shape)
 
     def rows(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self._down(self._gated(x), residual)
+        return self.down(self.gated(x), residual)
+
+
+def _gate_and_up(mlp: nn.Module, found: set[str]) -> tuple[Tensor, Tensor]:
+    """Two layers, or Phi-3's one with the gate's rows first."""
+    if {"gate_up_proj", "down_proj"} <= found:
+        both = plain_linear(mlp, "gate_up_proj")
+        linears, parts = [both], tuple(both.weight.chunk(2))
+    elif {"gate_proj", "up_proj", "down_proj"} <= found:
+        linears = [plain_linear(mlp, "gate_proj"), plain_linear(mlp, "up_proj")]
+        parts = tuple(linear.weight for linear in linears)
+    else:
+        raise CantFuse(f"{type(mlp).__name__} has {sorted(found)}")
+    if any(linear.bias is not None for linear in linears):
+        raise CantFuse(f"{type(mlp).__name__} has biases on its gate")
+    return parts[0].detach(), parts[1].detach()
 
 
 class FusedAttention(nn.Module):
     """q-k-v as one matmul, then norm + rotary + KV write in one pass, attention, and o_proj."""
 
     def __init__(
-        self, ops: Any, attention: nn.Module, layer: int, options: AttentionOptions, norm_form: bool
+        self,
+        ops: Any,
+        attention: nn.Module,
+        options: AttentionOptions,
+        norms: HeadNorms | None,
+        rotation: Rotation,
     ) -> None:
         super().__init__()
-        names = {"q_proj", "k_proj", "v_proj", "o_proj"}
-        children(attention, names, frozenset({"q_norm", "k_norm", "rotary_emb"}))
-        head_dim = getattr(attention, "head_dim", None)
-        projections = [plain_linear(attention, name) for name in ("q_proj", "k_proj", "v_proj")]
-        if not isinstance(head_dim, int) or projections[0].out_features % head_dim:
-            raise CantFuse(f"{type(attention).__name__}: head_dim is {head_dim}")
-        self._qkv = make_linear(ops, *projections)
-        self._out = make_linear(ops, plain_linear(attention, "o_proj"))
-        self._num_heads = projections[0].out_features // head_dim
-        self._norms = _head_norms(ops, attention, head_dim, norm_form)
-        self._layer = layer
-        self._options = options
+        found = children(attention) - {"rotary_emb", "q_norm", "k_norm"}
+        head_dim, layer = getattr(attention, "head_dim", None), attention.layer_idx
+        if not isinstance(head_dim, int) or not isinstance(layer, int):
+            raise CantFuse(f"{type(attention).__name__}: head_dim is {head_dim}, layer {layer}")
+        if found == {"q_proj", "k_proj", "v_proj", "o_proj"}:
+            parts = [plain_linear(attention, name) for name in ("q_proj", "k_proj", "v_proj")]
+            num_queries = parts[0].out_features
+        elif found == {"qkv_proj", "o_proj"}:
+            parts = [plain_linear(attention, "qkv_proj")]
+            num_queries = plain_linear(attention, "o_proj").in_features
+        else:
+            raise CantFuse(f"{type(attention).__name__} has {sorted(found)}")
+        self.qkv = make_linear(ops, *parts)
+        self.out = make_linear(ops, plain_linear(attention, "o_proj"))
+        self.num_heads = num_queries // head_dim
+        self.norms = norms
+        self.options = options
+        self.layer = layer
+        self.rotation = rotation
 
     def forward(
         self,
@@ -127,38 +166,58 @@ class FusedAttention(nn.Module):
         residual: Tensor | None = None,
     ) -> Tensor:
         backend: FusedAttentionBackend = batch.backend  # type: ignore[assignment]
-        cos, sin = position_embeddings
+        cos, sin = (self._angles(angles[0]) for angles in position_embeddings)
         query = backend.rope_and_write(
-            self._layer, self._qkv(x), cos[0], sin[0], batch, self._num_heads, self._norms
+            self.layer, self.qkv(x), cos, sin, batch, self.num_heads, self.norms
         )
-        attended = backend.attend(self._layer, query, batch, self._options)
-        return self._out(attended.flatten(1), residual)
+        attended = backend.attend(self.layer, query, batch, self.options)
+        return self.out(attended.flatten(1), residual)
+
+    def _angles(self, angles: Tensor) -> Tensor:
+        if self.rotation is Rotation.REPEATED:
+            return torch.cat([angles, angles], dim=-1)
+        return angles[:, :0] if self.rotation is Rotation.NONE else angles
 
 
-def _head_norms(
-    ops: Any, attention: nn.Module, head_dim: int, unit_offset: bool
-) -> HeadNorms | None:
-    if not hasattr(attention, "q_norm"):
-        return None
-    query = FusedNorm(ops, attention.q_norm, unit_offset)
-    key = FusedNorm(ops, attention.k_norm, unit_offset)
+def head_norms(query: FusedNorm, key: FusedNorm, head_dim: int) -> HeadNorms:
+    """For one pass over queries and keys; ``CantFuse`` where more than their weights differ."""
     if query.weight.shape != (head_dim,) or key.weight.shape != (head_dim,):
-        raise CantFuse(f"{type(attention).__name__}: q_norm or k_norm is not per head")
-    return HeadNorms(query.weight.detach(), key.weight.detach(), query.eps, unit_offset)
+        raise CantFuse("q_norm or k_norm is not per head")
+    if query.eps != key.eps or query.unit_offset != key.unit_offset:
+        raise CantFuse("q_norm and k_norm are of different kinds")
+    return HeadNorms(query.weight.detach(), key.weight.detach(), query.eps, query.unit_offset)
 
 
 class FusedDecoderLayer(nn.Module):
-    """A Llama-shaped layer: h += attention(norm(h)); h += mlp(norm(h)). Seven kernels."""
+    """A Llama-shaped layer of fused parts: h += attention(norm(h)); h += mlp(norm(h))."""
 
-    def __init__(
-        self, ops: Any, layer: nn.Module, index: int, options: AttentionOptions, norm_form: bool
-    ) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        children(layer, {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"})
-        self._attention = FusedAttention(ops, layer.self_attn, index, options, norm_form)
-        self._mlp = FusedMLP(ops, layer.mlp)
-        self._before_attention = FusedNorm(ops, layer.input_layernorm, norm_form)
-        self._before_mlp = FusedNorm(ops, layer.post_attention_layernorm, norm_form)
+        parts = {"input_layernorm": FusedNorm, "self_attn": FusedAttention}
+        parts |= {"post_attention_layernorm": FusedNorm, "mlp": FusedMLP}
+        if children(layer) != set(parts):
+            raise CantFuse(f"{type(layer).__name__} has {sorted(children(layer))}")
+        for name, kind in parts.items():
+            if type(getattr(layer, name)) is not kind:
+                raise CantFuse(f"{type(layer).__name__}.{name} is not fused")
+        self.before_attention: FusedNorm = layer.input_layernorm  # type: ignore[assignment]
+        self.attention: FusedAttention = layer.self_attn  # type: ignore[assignment]
+        self.before_mlp: FusedNorm = layer.post_attention_layernorm  # type: ignore[assignment]
+        self.mlp: FusedMLP = layer.mlp  # type: ignore[assignment]
+        self.index = self.attention.layer
+        self.returns_tuple = False
+        # Decoders read such as `attention_type` of their layers, to choose a mask.
+        for name, value in vars(layer).items():
+            if isinstance(value, (str, int, float)) and name not in vars(self):
+                setattr(self, name, value)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Equal for layers that differ in nothing but their weights, windows and the like."""
+        attention, mlp = self.attention, self.mlp
+        norms = [(norm.eps, norm.unit_offset) for norm in (self.before_attention, self.before_mlp)]
+        heads = attention.norms and (attention.norms.eps, attention.norms.unit_offset)
+        return attention.num_heads, attention.rotation, heads, *norms, mlp.inner, mlp.activation
 
     def forward(
         self,
@@ -167,8 +226,10 @@ class FusedDecoderLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         batch: StepBatch,
         **_: Any,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor]:
         h = hidden_states[0]
-        normed = self._before_attention.rows(h)
-        h = self._attention.rows(normed, position_embeddings, batch, residual=h)
-        return self._mlp.rows(self._before_mlp.rows(h), residual=h)[None]
+        h = self.attention.rows(
+            self.before_attention.rows(h), position_embeddings, batch, residual=h
+        )
+        h = self.mlp.rows(self.before_mlp.rows(h), residual=h)[None]
+        return (h,) if self.returns_tuple else h

@@ -27,8 +27,11 @@ class TorchLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out = F.linear(x, self._weight, self._bias)
-        return out if residual is None else out.add_(residual)
+        if residual is None:
+            return F.linear(x, self._weight, self._bias)
+        if self._bias is not None:
+            return F.linear(x, self._weight, self._bias).add_(residual)
+        return torch.addmm(residual, x, self._weight.t())
 
 
 class KernelLinear:
@@ -36,10 +39,10 @@ class KernelLinear:
 
     def __init__(self, ops: Any, weight: Tensor, bias: Tensor | None) -> None:
         self._ops = ops
-        self._packed = ops.pack_linear(weight, bias)
+        self.packed = ops.pack_linear(weight, bias)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out: Tensor = self._ops.linear(x, self._packed, residual=residual)
+        out: Tensor = self._ops.linear(x, self.packed, residual=residual)
         return out
 
 
@@ -58,12 +61,23 @@ class TorchGated:
 class KernelGated:
     def __init__(self, ops: Any, gate: Tensor, up: Tensor, activation: Activation) -> None:
         self._ops = ops
-        self._packed = ops.pack_gate_up(gate, up)
-        self._activation = activation
+        self.packed = ops.pack_gate_up(gate, up)
+        self.activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self._ops.gate_up(x, self._packed, self._activation)
+        out: Tensor = self._ops.gate_up(x, self.packed, self.activation)
         return out
+
+
+class PackedLinear(nn.Module):
+    """A packed layer in a module that isn't fused: [..., K] -> [..., N]."""
+
+    def __init__(self, ops: Any, linear: nn.Linear) -> None:
+        super().__init__()
+        self._linear = make_linear(ops, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 class LogitsHead(nn.Module):
@@ -71,15 +85,14 @@ class LogitsHead(nn.Module):
 
     def __init__(self, ops: Any, head: nn.Linear) -> None:
         super().__init__()
-        self.weight = head.weight  # tied to the embedding in many models; the engine asks its shape
         self._ops = ops
-        self._packed = ops.pack_linear(head.weight.detach(), head.bias)
+        bias = None if head.bias is None else head.bias.detach()
+        self._packed = ops.pack_linear(head.weight.detach(), bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._ops.linear(
-            hidden.reshape(-1, hidden.shape[-1]), self._packed, out_dtype=torch.float32
-        )
-        return logits[None]
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits: Tensor = self._ops.linear(rows, self._packed, out_dtype=torch.float32)
+        return logits.view(*hidden.shape[:-1], -1)
 
 
 def packs(ops: Any, weight: Tensor) -> bool:
@@ -89,22 +102,18 @@ def packs(ops: Any, weight: Tensor) -> bool:
 
 def make_linear(ops: Any, *linears: nn.Linear) -> Linear:
     """One linear layer out of several that read the same input."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    biases = [linear.bias for linear in linears]
-    if any(bias is not None for bias in biases):
-        filled = [
-            linear.bias.detach()
-            if linear.bias is not None
-            else weight.new_zeros(len(linear.weight))
-            for linear in linears
-        ]
-        bias = torch.cat(filled)
-    else:
-        bias = None
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [
+        weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
+        for linear, weight in zip(linears, weights, strict=True)
+    ]
+    biased = any(linear.bias is not None for linear in linears)
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    bias = torch.cat(biases) if biased else None
     return KernelLinear(ops, weight, bias) if packs(ops, weight) else TorchLinear(weight, bias)
 
 
-def make_gated(ops: Any, gate: nn.Linear, up: nn.Linear, activation: Activation) -> GatedLinear:
-    weights = gate.weight.detach(), up.weight.detach()
-    kind = KernelGated if packs(ops, weights[0]) else TorchGated
-    return kind(ops, *weights, activation)
+def make_gated(ops: Any, gate: Tensor, up: Tensor, activation: Activation) -> GatedLinear:
+    """Weights [I, K]."""
+    kind = KernelGated if packs(ops, gate) else TorchGated
+    return kind(ops, gate, up, activation)

@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from . import attention
-from .attention import AttentionOptions, LayerShape, ShapeProbe, StepBatch
+from .attention import AttentionOptions, LayerShape
+from .attention_torch import TorchAttention
 from .backends import Kernels, make_backend, open_kernels
 from .config import EngineConfig
-from .fusion import fuse
+from .fusion import FusionReport, fuse
+from .model_checks import (
+    UnsupportedModel,
+    check_architecture,
+    check_attention,
+    check_class,
+    context_length,
+    end_tokens,
+)
+from .rotary import settle_rotary
+from .self_check import TOLERANCE, Subject, difference, own_logits, paged_logits
+from .shape_probe import probe
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-
-
-class UnsupportedModel(ValueError):
-    """The model can't be served, and why."""
+__all__ = ["LoadedModel", "UnsupportedModel", "load"]
 
 
 class LoadedModel(NamedTuple):
     """A model in evaluation mode that calls our attention, and what the engine must know of it.
 
     ``layers`` and ``options`` are indexed by attention layer; ``vocab_size`` is the width of the
-    logits, ``eos_ids`` every end token of the generation config.
+    logits, ``eos_ids`` every end token; ``fusion`` is None where nothing was to be fused.
     """
 
     model: Any
@@ -48,23 +64,35 @@ class LoadedModel(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels | None
+    fusion: FusionReport | None
 
 
 class Source(NamedTuple):
-    """Where ``from_pretrained`` finds things: a name, and the GGUF file inside it, if it is one."""
+    """A name for ``from_pretrained``, and the keywords that every part of it is read with."""
 
     name: str
-    gguf_file: str | None
+    options: dict[str, Any]
+
+    @property
+    def is_gguf(self) -> bool:
+        return "gguf_file" in self.options
 
 
-def resolve_source(name: str) -> Source:
-    """A ``.gguf`` path is loaded from its folder; everything else goes to transformers as it is."""
-    if name.endswith(".gguf"):
-        path = Path(name)
-        if not path.is_file():
-            raise UnsupportedModel(f"model: no such GGUF file: {name}")
-        return Source(str(path.parent), path.name)
-    return Source(name, None)
+def resolve_source(config: EngineConfig) -> Source:
+    """Folders and hub ids are transformers' own; a ``.gguf`` file lies in one of the two."""
+    options: dict[str, Any] = {
+        "revision": config.revision,
+        "trust_remote_code": config.trust_remote_code,
+    }
+    if not config.model.endswith(".gguf"):
+        return Source(config.model, options)
+    path = Path(config.model)
+    if path.is_file():
+        return Source(str(path.parent), {**options, "gguf_file": path.name})
+    if path.is_absolute() or path.parent.is_dir() or len(path.parts) < 3:
+        raise UnsupportedModel(f"model: no such GGUF file: {config.model}")
+    repository, file = "/".join(path.parts[:2]), "/".join(path.parts[2:])
+    return Source(repository, {**options, "gguf_file": file})
 
 
 def pick_device(name: str) -> torch.device:
@@ -79,162 +107,165 @@ def pick_device(name: str) -> torch.device:
 def load(config: EngineConfig) -> LoadedModel:
     """Load and check; raises ``UnsupportedModel`` with the reason where it can't be served."""
     attention.register()
+    source = resolve_source(config)
+    with _without_progress_bars():
+        hf_config = _read(AutoConfig, source, source.name)
+        check_architecture(hf_config)
+        context_length(hf_config, config.max_model_len)
+        tokenizer = _load_tokenizer(config, source)
+        template = _chat_template(config, tokenizer)
+        if config.fused_modules:
+            loaded = _load_model(config, source, tokenizer, template, fused=True)
+            if loaded is not None:
+                return loaded
+        loaded = _load_model(config, source, tokenizer, template, fused=False)
+    assert loaded is not None
+    return loaded
+
+
+def _load_model(
+    config: EngineConfig, source: Source, tokenizer: Any, template: str | None, *, fused: bool
+) -> LoadedModel | None:
+    """None if the model answers otherwise once it is fused; without fusion that is refused."""
     device = pick_device(config.device)
-    source = resolve_source(config.model)
-    common: dict[str, Any] = {
-        "revision": config.revision,
-        "trust_remote_code": config.trust_remote_code,
-    }
-    if source.gguf_file:
-        common["gguf_file"] = source.gguf_file
-    hf_config = AutoConfig.from_pretrained(source.name, **common)
-    check_architecture(hf_config)
-    model = AutoModelForCausalLM.from_pretrained(
-        source.name,
-        dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-        attn_implementation=attention.INTERFACE_NAME,
-        **common,
-    )
-    model = model.to(device).eval().requires_grad_(False)
-    tokenizer = _load_tokenizer(config, source, common)
-    probe = _probe(model, device)
-    layers = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-    options = [probe.options[layer] for layer in sorted(probe.options)]
+    model = _read_model(config, source, device)
+    max_model_len = context_length(model.config, config.max_model_len)
+    for kind in settle_rotary(model, max_model_len):
+        logger.info("%s rotary embedding: as for %d tokens, in all requests", kind, max_model_len)
     vocab_size = model.get_output_embeddings().weight.shape[0]
+    layers, options = probe(model, device)
+    check_attention(model, options, max_model_len)
+    subject = Subject(model, layers, vocab_size, model.dtype, device)
     kernels = open_kernels(config, device, model.dtype)
-    if kernels is not None and config.fused_modules:
-        with torch.inference_mode():
+    with torch.inference_mode():
+        wanted = _checked_logits(subject)
+        report = None
+        if fused and kernels is not None:
             report = fuse(model, kernels.ops, lambda: make_backend(kernels), layers, options)
-        logger.info("%s", report.summary())
+            logger.info("%s", report.summary())
+        if kernels is not None and not _serves(subject, kernels, wanted, fused=fused):
+            return None
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        chat_template=_chat_template(config, tokenizer),
+        chat_template=template,
         layers=layers,
         options=options,
-        eos_ids=end_tokens(model.generation_config, model.config, tokenizer),
+        eos_ids=end_tokens(model.generation_config, model.config, tokenizer, vocab_size),
         vocab_size=vocab_size,
-        max_model_len=context_length(model.config, config.max_model_len),
+        max_model_len=max_model_len,
         dtype=model.dtype,
         device=device,
         kernels=kernels,
+        fusion=report,
     )
 
 
-def check_architecture(hf_config: Any) -> None:
-    """Refuse, before any weight is read, what our attention can't serve."""
-    name = type(hf_config).__name__
-    if getattr(hf_config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{name} is an encoder-decoder; only decoder-only models are served")
+def _checked_logits(subject: Subject) -> list[torch.Tensor]:
+    """Those of transformers, after the reference backend agreed with them."""
+    wanted = own_logits(subject)
+    if not all(step.isfinite().all() for step in wanted):
+        logger.warning(
+            "logits overflow in %s on trial input; such requests end with an error", subject.dtype
+        )
+    error = difference(wanted, paged_logits(subject, TorchAttention()))
+    if not error <= TOLERANCE[subject.dtype]:
+        raise UnsupportedModel(
+            f"{type(subject.model).__name__} can't be served from a paged cache: on trial input "
+            f"its logits differ by {error:.2g} from transformers' own"
+        )
+    return wanted
+
+
+def _serves(subject: Subject, kernels: Kernels, wanted: list[torch.Tensor], fused: bool) -> bool:
     try:
-        cls = AutoModelForCausalLM._model_mapping[type(hf_config)]
-    except KeyError:
-        if getattr(hf_config, "auto_map", None):
-            return
-        raise UnsupportedModel(f"{name} has no causal language model in transformers") from None
-    cls = cls[0] if isinstance(cls, tuple) else cls
-    if not getattr(cls, "_supports_attention_backend", False):
+        error = difference(wanted, paged_logits(subject, make_backend(kernels)))
+        failure = None if error <= TOLERANCE[subject.dtype] else f"logits differ by {error:.2g}"
+    except Exception as raised:
+        failure = f"{type(raised).__name__}: {raised}"
+    if failure is None:
+        return True
+    if not fused:
         raise UnsupportedModel(
-            f"{cls.__name__} does not go through transformers' attention interface "
-            "(_supports_attention_backend is not set), so its cache can't be paged"
+            f"{type(subject.model).__name__} does not work with these kernels ({failure}); "
+            "set attention_backend to 'torch'"
         )
-    text_config = hf_config.get_text_config(decoder=True)
-    others = set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
-    if others:
+    logger.warning("loading again without fused modules, which do not serve it: %s", failure)
+    return False
+
+
+def _read_model(config: EngineConfig, source: Source, device: torch.device) -> Any:
+    """Weights go straight to the device; a checkpoint that lacks some is refused."""
+    options = source.options
+    if source.is_gguf and hasattr(transformers, "GgufConfig"):
+        options = {**options, "quantization_config": transformers.GgufConfig(dequantize=True)}
+    model, info = _read(
+        AutoModelForCausalLM,
+        Source(source.name, options),
+        source.name,
+        dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+        attn_implementation=attention.INTERFACE_NAME,
+        device_map={"": device},
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
         raise UnsupportedModel(
-            f"{cls.__name__} has layers of type {sorted(others)}; served are {sorted(SUPPORTED_LAYER_TYPES)}"
+            f"{source.name} has no weights that fit for {len(missing)} parameters of "
+            f"{type(model).__name__}: {', '.join(missing[:3])}"
         )
-    if getattr(text_config, "num_kv_shared_layers", 0):
-        raise UnsupportedModel(
-            f"{cls.__name__} shares the KV cache between layers, which is not served"
-        )
+    check_class(type(model))
+    return model.eval().requires_grad_(False)
 
 
-def end_tokens(generation_config: Any, hf_config: Any, tokenizer: Any) -> frozenset[int]:
-    """All end-of-sequence ids: the generation config's list, else the model's, else the tokenizer's."""
-    for holder in (generation_config, hf_config, tokenizer):
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+def _read(auto_class: Any, source: Source, name: str, **options: Any) -> Any:
+    """transformers' errors for what isn't there, or isn't allowed, as one line."""
+    try:
+        return auto_class.from_pretrained(name, **source.options, **options)
+    except UnsupportedModel:
+        raise
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        text = " ".join(str(error).split())
+        raise UnsupportedModel(f"model '{name}' can't be loaded: {text}") from error
 
 
-def context_length(hf_config: Any, wanted: int | None) -> int:
-    """The model's own context length, or a smaller one if set."""
-    text_config = hf_config.get_text_config(decoder=True)
-    own = getattr(text_config, "max_position_embeddings", None)
-    if own is None:
-        own = getattr(text_config, "n_positions", None)
-    if own is None:
-        if wanted is None:
-            raise UnsupportedModel("the checkpoint names no context length; set max_model_len")
-        return wanted
-    if wanted is not None and wanted > own:
-        raise UnsupportedModel(
-            f"max_model_len is {wanted}, but the model's context is {own} tokens"
-        )
-    return wanted or int(own)
-
-
-def _load_tokenizer(
-    config: EngineConfig, source: Source, common: dict[str, Any]
-) -> PreTrainedTokenizerBase:
+def _load_tokenizer(config: EngineConfig, source: Source) -> PreTrainedTokenizerBase:
+    name = source.name
     if config.tokenizer is not None:
-        options = {key: value for key, value in common.items() if key != "gguf_file"}
-        tokenizer = AutoTokenizer.from_pretrained(config.tokenizer, **options)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **common)
-    return tokenizer  # type: ignore[no-any-return]
+        name = config.tokenizer
+        source = Source(name, {k: v for k, v in source.options.items() if k != "gguf_file"})
+    tokenizer: PreTrainedTokenizerBase = _read(AutoTokenizer, source, name)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise UnsupportedModel(
+            f"{type(tokenizer).__name__} is not a fast tokenizer; name another with 'tokenizer'"
+        )
+    return tokenizer
 
 
 def _chat_template(config: EngineConfig, tokenizer: Any) -> str | None:
     """The setting (a file or the template itself), else the checkpoint's."""
     if config.chat_template is None:
         template = tokenizer.chat_template
-        return (
-            template if isinstance(template, str) or template is None else template.get("default")
-        )
+        return template.get("default") if isinstance(template, dict) else template
+    if "{" in config.chat_template:
+        return config.chat_template
     path = Path(config.chat_template)
-    if "{" not in config.chat_template and path.is_file():
-        return path.read_text()
-    if "{" not in config.chat_template:
+    if not path.is_file():
         raise ValueError(f"setting 'chat_template': no such file: {config.chat_template}")
-    return config.chat_template
+    return path.read_text()
 
 
-@torch.inference_mode()
-def _probe(model: Any, device: torch.device) -> ShapeProbe:
-    """Run two tokens through the model: which layers call our attention, with what, is then known."""
-    probe = ShapeProbe()
-    pair = torch.arange(2, device=device)
-    batch = StepBatch(
-        input_ids=pair,
-        positions=pair,
-        slot_mapping=pair,
-        block_tables=pair[None].int(),
-        query_start=torch.tensor([0, 2], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([2], dtype=torch.int32, device=device),
-        logit_rows=pair[-1:],
-        num_decodes=0,
-        max_query_len=2,
-        max_seq_len=2,
-        backend=probe,
-    )
-    model(
-        input_ids=pair[None],
-        position_ids=pair[None],
-        use_cache=False,
-        logits_to_keep=batch.logit_rows,
-        batch=batch,
-    )
-    expected = model.config.get_text_config(decoder=True).num_hidden_layers
-    _check_layers(probe.shapes, expected, type(model).__name__)
-    return probe
-
-
-def _check_layers(layers: Iterable[int], expected: int, name: str) -> None:
-    missing = sorted(set(range(expected)) - set(layers))
-    if missing:
-        raise UnsupportedModel(
-            f"{name}: layers {missing} do not call the attention interface, so they can't be paged"
-        )
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """A server's log is no terminal."""
+    bars: Any = transformers_logging  # its functions have no types
+    loading, downloading = bars.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    bars.disable_progress_bar()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if loading:
+            bars.enable_progress_bar()
+        if downloading:
+            enable_progress_bars()

@@ -1,0 +1,125 @@
+"""Fused modules: what they must not be taken for, and that they change nothing but speed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+
+from chairlift import loader
+from chairlift.backends import make_backend
+from chairlift.config import EngineConfig
+from chairlift.loader import LoadedModel
+from chairlift.self_check import Subject, paged_logits
+from tests.engine.harness import Harness, Oracle
+from tests.engine.tiny_models import FAMILIES, build
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    return loader.load(EngineConfig(model=str(folder), attention_backend="cpu", **settings))
+
+
+def logits(loaded: LoadedModel) -> Tensor:
+    """Of a prefill, a chunk, and a decode [tokens, V]."""
+    subject = Subject(loaded.model, loaded.layers, loaded.vocab_size, loaded.dtype, loaded.device)
+    with torch.inference_mode():
+        return torch.cat(paged_logits(subject, make_backend(loaded.kernels))).float()
+
+
+def test_clamped_values_are_not_fused(tmp_path: Path) -> None:
+    """OLMo clamps queries, keys and values; only big activations show it."""
+    loaded = load(build(tmp_path, "olmo", clip_qkv=20.0))
+    assert loaded.fusion is not None
+    assert "attention" not in loaded.fusion.kinds
+    assert "differs" in loaded.fusion.left_alone["layers.0.self_attn"]
+
+
+def test_scaling_of_far_queries_is_not_lost(tmp_path: Path) -> None:
+    """Ministral 3 scales queries by their position, from 512 tokens on here."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "llama_4_scaling_beta": 0.5,
+    }
+    folder = build(tmp_path, "ministral3", max_position_embeddings=2048, rope_parameters=rope)
+    loaded = load(folder)
+    assert loaded.fusion is not None
+    assert loaded.fusion.kinds == {"MLP", "norm"}
+
+
+def test_layers_without_positions_are_fused_too(tmp_path: Path) -> None:
+    folder = build(tmp_path, "smollm3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0])
+    loaded = load(folder)
+    assert loaded.fusion is not None
+    assert list(loaded.fusion.replaced.values()).count("decoder layer") == 4
+    oracle = Oracle(AutoModelForCausalLM.from_pretrained(folder).eval())
+    prompt = list(range(3, 43))
+    oracle.check(prompt, Harness(loaded, num_kv_blocks=20).generate([prompt])[0], 32)
+
+
+def test_same_children_other_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build(tmp_path, "llama")
+
+    class LlamaReorderedMLP(modeling_llama.LlamaMLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+
+    monkeypatch.setattr(modeling_llama, "LlamaMLP", LlamaReorderedMLP)
+    loaded = load(folder)
+    assert loaded.fusion is not None
+    assert loaded.fusion.kinds == {"attention", "norm"}
+    assert "LlamaReorderedMLP differs" in loaded.fusion.left_alone["layers.1.mlp"]
+
+
+def test_fused_model_that_answers_otherwise_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = build(tmp_path, "llama")
+    honest = loader.fuse
+
+    def spoil(model: Any, *args: Any) -> Any:
+        report = honest(model, *args)
+        model.lm_head.weight.data *= torch.linspace(-1, 1, len(model.lm_head.weight))[:, None]
+        return report
+
+    monkeypatch.setattr(loader, "fuse", spoil)
+    with caplog.at_level(logging.WARNING):
+        loaded = load(folder)
+    assert loaded.fusion is None
+    assert "without fused modules" in caplog.text
+    prompt = list(range(5, 25))
+    oracle = Oracle(AutoModelForCausalLM.from_pretrained(folder).eval())
+    oracle.check(prompt, Harness(loaded, num_kv_blocks=20).generate([prompt])[0], 32)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "olmo2", "gpt_neox", "glm"])
+def test_packed_bf16_agrees_with_torch(tmp_path: Path, name: str) -> None:
+    """All linear layers are packed, and the logits as close to float32 as plain torch's."""
+    folder = build(tmp_path, name, **FAMILIES[name])
+    fused = load(folder, dtype="bfloat16")
+    assert not [path for path, module in fused.model.named_modules() if type(module) is nn.Linear]
+    check_bf16(folder, fused)
+
+
+def test_smollm2_bf16_logits(smollm2_dir: Path) -> None:
+    fused = load(smollm2_dir, dtype="bfloat16")
+    assert fused.fusion is not None
+    assert list(fused.fusion.replaced.values()).count("decoder layer") == 30
+    check_bf16(smollm2_dir, fused)
+
+
+def check_bf16(folder: Path, fused: LoadedModel) -> None:
+    exact = logits(load(folder, dtype="float32"))
+    plain = loader.load(
+        EngineConfig(model=str(folder), dtype="bfloat16", attention_backend="torch")
+    )
+    error, usual = (float((logits(one) - exact).pow(2).mean().sqrt()) for one in (fused, plain))
+    assert error < 1.2 * usual
