@@ -2,7 +2,18 @@
 
 import typer
 
-from chairlift_client.commands import bench, chat, generate, plan, probe, profile, serve, top, tune
+from chairlift_client.commands import (
+    bench,
+    chat,
+    generate,
+    plan,
+    probe,
+    profile,
+    serve,
+    top,
+    trace,
+    tune,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,6 +28,7 @@ app.command()(bench.bench)
 app.command()(tune.tune)
 app.command()(top.top)
 app.command()(profile.profile)
+app.command()(trace.trace)
 app.command()(probe.probe)
 # The arguments belong to the model directory's own script.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(plan.plan)

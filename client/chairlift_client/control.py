@@ -50,6 +50,19 @@ class ControlDir:
         (self.path / "profile.new").write_text(f"{steps}\n")
         (self.path / "profile.new").replace(self.path / "profile")
 
+    def switch_trace(self, wanted: str) -> None:
+        """Tell the engine to record its steps from now on ("on"), or to write them down ("off")."""
+        (self.path / "trace-done").unlink(missing_ok=True)
+        (self.path / "trace.new").write_text(wanted)
+        (self.path / "trace.new").replace(self.path / "trace")
+
+    def finished_trace(self) -> Path | None:
+        """The file that the recording was written to, or None as long as it was not."""
+        try:
+            return Path((self.path / "trace-done").read_text())
+        except FileNotFoundError:
+            return None
+
     def finished_profile(self) -> Path | None:
         """The folder that the ordered profile was written to, or None as long as it was not."""
         try:

@@ -95,6 +95,8 @@ class EngineConfig(BaseModel):
     max_queued_tokens_per_tenant: int | None = Field(None, ge=1)
     max_waiting: int | None = Field(None, ge=1)
     one_step_ahead: bool = False
+    trace: bool = False
+    trace_steps: int = Field(20_000, ge=1)
 
     # Requests
     default_max_tokens: int = Field(16, ge=1)

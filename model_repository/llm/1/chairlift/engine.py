@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from .collect import Collector
+from .deadlines import Deadlines, Pace, too_late
 from .errors import ErrorCode, RequestError
 from .model_runner import Runner
 from .request import Request
@@ -63,6 +64,8 @@ class Engine:
         self._num_waiting = 0
         self._failed_steps = 0
         self._drain_limit: float | None = None
+        self._pace = Pace()
+        self._deadlines = Deadlines(self._pace, scheduler.kv.num_findable_tokens)
         self._thread = threading.Thread(target=self._loop, name="chairlift-engine", daemon=True)
 
     # ---------------------------------------------------------------- called by other threads
@@ -182,6 +185,7 @@ class Engine:
     def _step(self) -> bool:
         """One step; False where there was nothing to run."""
         started = self.last_beat = self._clock()
+        self._end_overdue()
         plan = self._scheduler.schedule(started)
         self._count_waiting()
         if not plan:
@@ -193,6 +197,8 @@ class Engine:
             self._on_failed_step(plan, error)
             return True
         self._failed_steps = 0
+        num_decodes = len(plan.decodes)
+        self._pace.observe(self._clock() - scheduled, num_decodes, plan.num_tokens - num_decodes)
         self._emit(self._collector.collect(plan, result))
         if self._on_step is not None:
             self._on_step(self._stats(plan, started, scheduled))
@@ -221,11 +227,27 @@ class Engine:
             return
         for request in requests:
             try:
+                self._check_deadline(request)
                 self._scheduler.add(request)
             except RequestError as error:
                 self._emit([ErrorOut(request.group, error.code, error.message)])
             else:
                 self._collector.groups[request.group] = [request]
+                self._deadlines.watch(request)
+
+    def _check_deadline(self, request: Request) -> None:
+        """Raises ``RequestError`` for a request whose deadline can't be met, given the queue."""
+        if request.deadline is None:
+            return
+        queued = sum(r.num_tokens - r.num_computed for r in self._scheduler.waiting)
+        lateness = self._deadlines.lateness(request, self._clock(), queued)
+        if lateness:
+            raise too_late(lateness)
+
+    def _end_overdue(self) -> None:
+        now = self._clock()
+        for request in self._deadlines.overdue(now):
+            self._abort(request.group, too_late(self._deadlines.lateness(request, now)))
 
     def _abort(self, group: int, error: RequestError | None) -> None:
         members = self._collector.groups.pop(group, None)
@@ -263,8 +285,8 @@ class Engine:
     def _on_failed_step(self, plan: StepPlan, error: Exception) -> None:
         """End the requests of the step, or retry smaller where memory was the trouble."""
         rows = len(plan.rows)
-        if _is_out_of_memory(error) and rows > 1:
-            logger.warning("out of memory in a step of %d rows; retrying with fewer", rows)
+        if _is_out_of_memory(error) and plan.num_tokens > 1:
+            logger.warning("out of memory in a step of %d tokens; retrying", plan.num_tokens)
             self._scheduler.retreat(plan)
             return
         logger.exception("a step of %d rows failed", rows, exc_info=error)

@@ -19,6 +19,7 @@ from .errors import ErrorCode, RequestError
 from .open_requests import OpenRequests
 from .profiling import StepProfiler
 from .telemetry import Telemetry
+from .trace import TraceOrders
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Housekeeping:
         *,
         telemetry: Telemetry,
         profiler: StepProfiler,
+        trace: TraceOrders,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -48,6 +50,7 @@ class Housekeeping:
         self._control_dir = control_dir
         self._telemetry = telemetry
         self._profiler = profiler
+        self._trace = trace
         self._next_beat = clock()
         self._next_flush = clock()
         self._stopped = threading.Event()
@@ -82,6 +85,7 @@ class Housekeeping:
             self._next_flush = self._clock() + self._config.stats_check_period_ms / 1000
             self._telemetry.flush()
         self._profiler.look()
+        self._trace.look()
 
     def _check_clients(self) -> None:
         now = self._clock()

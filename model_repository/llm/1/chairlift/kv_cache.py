@@ -104,6 +104,10 @@ class KVCacheManager:
 
     # ---------------------------------------------------------------- prefix sharing
 
+    def num_findable_tokens(self, request: Request) -> int:
+        """Tokens of ``request`` that are in the cache already."""
+        return len(self.find_prefix(request).block_ids) * self.block_size
+
     def find_prefix(self, request: Request) -> PrefixHit:
         """The longest cached continuation of the full blocks that ``request`` holds.
 

@@ -27,6 +27,7 @@ from .request import Request
 from .step_outputs import ErrorOut, StepStats
 from .tensors import Array
 from .token_pieces import TokenPieces
+from .trace import TraceOrders, TraceRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Service:
         self._profiler = StepProfiler(
             control_dir, Path(config.profile_dir) if config.profile_dir else None
         )
+        self._trace = TraceRecorder(config.trace_steps, enabled=config.trace)
         self._output = OutputThread(clock, self._observed, self._open.remove)
         self.parts = assembly.build(
             config,
@@ -100,6 +102,7 @@ class Service:
             control_dir,
             telemetry=self._telemetry,
             profiler=self._profiler,
+            trace=TraceOrders(self._trace, control_dir),
         )
 
     def start(self) -> None:
@@ -224,6 +227,7 @@ class Service:
     def _on_step(self, stats: StepStats) -> None:
         self._observed.on_step(stats)
         self._profiler.on_step(stats)
+        self._trace.record(stats)
 
     def _to_ns(self, seconds: float) -> int:
         return int((seconds + self._epoch_offset) * 1e9)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .step_outputs import StepStats
+
+logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -132,3 +136,36 @@ def _counters(stats: StepStats, origin: float) -> Iterable[Event]:
 
 def _microseconds(moment: float, origin: float) -> float:
     return round((moment - origin) * 1e6, 1)
+
+
+class TraceOrders:
+    """Switches a recorder through the control folder: a file ``trace`` holds ``on`` or ``off``.
+
+    After ``off`` the recording lies beside it as ``trace-<time>.json``, which ``trace-done`` names.
+    """
+
+    def __init__(self, recorder: TraceRecorder, control_dir: Path | None) -> None:
+        self._recorder = recorder
+        self._control_dir = control_dir
+
+    def look(self) -> None:
+        """Take an order; called by the housekeeping thread."""
+        if self._control_dir is None:
+            return
+        order = self._control_dir / "trace"
+        try:
+            wanted = order.read_text().strip()
+            order.unlink()
+        except FileNotFoundError:
+            return
+        if wanted == "on":
+            self._recorder.start()
+        elif wanted == "off":
+            self._recorder.stop()
+            name = time.strftime("trace-%Y%m%d-%H%M%S.json", time.gmtime())
+            self._recorder.write(self._control_dir / name)
+            done = self._control_dir / "trace-done.new"
+            done.write_text(str(self._control_dir / name))
+            done.replace(self._control_dir / "trace-done")
+        else:
+            logger.warning("%s holds %r; want on or off", order, wanted)
