@@ -89,7 +89,7 @@ class Worker {
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t row = first_row(begin, end, block);
       const int rows = static_cast<int>(end - row < kMaxRows ? end - row : kMaxRows);
-      matmul_.run(job_.x + row * job_.ldx, job_.ldx, rows, {weight, weight + kTile, 2 * kTile},
+      matmul_.run(job_.x + row * job_.ldx, job_.ldx, rows, EvenPanels<bf16>{weight, weight + kTile, 2 * kTile},
                   static_cast<int>(job_.steps), c, kPair, false, {ahead, lines});
       ahead += job_.steps * lines * 64;
       epilogue_(c, row, rows, pair);

@@ -15,11 +15,25 @@ constexpr int kStep = 32;            // k per tile
 constexpr int kPair = 2 * kLanes;    // columns per call
 constexpr int kTile = kStep * kLanes;  // elements per tile
 
+// Where the tiles of the two panels lie: at a fixed distance,
 template <class T>
-struct Panels {
-  const T* first;
-  const T* second;
-  int64_t step;  // elements from one tile to the next of the same panel
+struct EvenPanels {
+  const T* from;
+  const T* other;
+  int64_t stride;  // elements from one tile to the next of the same panel
+
+  const T* first(int step) const { return from + step * stride; }
+  const T* second(int step) const { return other + step * stride; }
+};
+
+// or anywhere, the second panel's `distance` elements after the first's.
+template <class T>
+struct ListedPanels {
+  const T* const* tiles;
+  int64_t offset, distance;
+
+  const T* first(int step) const { return tiles[step] + offset; }
+  const T* second(int step) const { return tiles[step] + offset + distance; }
 };
 
 // Memory to fetch while computing: `lines` cache lines per step.
@@ -87,30 +101,31 @@ struct VectorMatmul {
   static constexpr int kMaxRows = 2;
 #endif
 
-  void run(const T* a, int64_t lda, int rows, const Panels<T>& b, int steps, float* c, int64_t ldc,
+  template <class Panels>
+  void run(const T* a, int64_t lda, int rows, const Panels& b, int steps, float* c, int64_t ldc,
            bool accumulate, Ahead ahead = {}) {
     dispatch<kMaxRows>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);
   }
 
  private:
-  template <int kRows>
-  static void dispatch(const T* a, int64_t lda, int rows, const Panels<T>& b, int steps, float* c,
+  template <int kRows, class Panels>
+  static void dispatch(const T* a, int64_t lda, int rows, const Panels& b, int steps, float* c,
                        int64_t ldc, bool accumulate, Ahead ahead) {
     if (rows == kRows) return multiply<kRows>(a, lda, b, steps, c, ldc, accumulate, ahead);
     if constexpr (kRows > 1)
       dispatch<kRows - 1>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);
   }
 
-  template <int kRows>
-  static void multiply(const T* a, int64_t lda, const Panels<T>& b, int steps, float* c, int64_t ldc,
+  template <int kRows, class Panels>
+  static void multiply(const T* a, int64_t lda, const Panels& b, int steps, float* c, int64_t ldc,
                        bool accumulate, Ahead ahead) {
     Floats sum[kRows][2];
     for (int r = 0; r < kRows; ++r)
       for (int half = 0; half < 2; ++half)
         sum[r][half] = accumulate ? load(c + r * ldc + half * kLanes) : Floats{};
     for (int step = 0; step < steps; ++step) {
-      const T* first = b.first + step * b.step;
-      const T* second = b.second + step * b.step;
+      const T* first = b.first(step);
+      const T* second = b.second(step);
       prefetch_lines(ahead.from + static_cast<int64_t>(step) * ahead.lines * 64, ahead.lines);
       for (int k = 0; k < kStep; k += kPack<T>) {
         const auto columns = load_pairs(first + k * kLanes, second + k * kLanes);

@@ -15,7 +15,8 @@ class AmxMatmul {
     if (rows_) _tile_release();
   }
 
-  void run(const bf16* a, int64_t lda, int rows, const Panels<bf16>& b, int steps, float* c,
+  template <class Panels>
+  void run(const bf16* a, int64_t lda, int rows, const Panels& b, int steps, float* c,
            int64_t ldc, bool accumulate, Ahead ahead = {}) {
     configure(rows);
     if (rows > 16)
@@ -49,8 +50,8 @@ class AmxMatmul {
     asm volatile("ldtilecfg %0" ::"m"(shapes));
   }
 
-  template <bool kTwoHalves>
-  static void multiply(const bf16* a, int64_t lda, const Panels<bf16>& b, int steps, float* c,
+  template <bool kTwoHalves, class Panels>
+  static void multiply(const bf16* a, int64_t lda, const Panels& b, int steps, float* c,
                        int64_t ldc, bool accumulate, Ahead ahead) {
     const int64_t a_bytes = lda * 2, c_bytes = ldc * 4;
     const bf16* a_lower = a + 16 * lda;
@@ -72,10 +73,10 @@ class AmxMatmul {
     }
     for (int step = 0; step < steps; ++step) {
       prefetch_lines(ahead.from + static_cast<int64_t>(step) * ahead.lines * 64, ahead.lines);
-      _tile_loadd(6, b.first + step * b.step, 64);
+      _tile_loadd(6, b.first(step), 64);
       _tile_loadd(4, a + step * kStep, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b.second + step * b.step, 64);
+      _tile_loadd(7, b.second(step), 64);
       _tile_dpbf16ps(1, 4, 7);
       if constexpr (kTwoHalves) {
         _tile_loadd(5, a_lower + step * kStep, a_bytes);

@@ -27,24 +27,27 @@ struct Sums {
     std::memset(totals, 0, rows * kLanes * sizeof(float));
     for (int64_t r = 0; r < rows; ++r) maxima[r] = kNothing;
   }
-  void rescale(int64_t row, float factor) const {
-    store(totals + row * kLanes, load(totals + row * kLanes) * factor);
-    for (float *x = o + row * width, *end = x + width; x < end; x += kLanes) store(x, load(x) * factor);
+  // Moves a row to a larger maximum.
+  void raise(int64_t row, float top) const {
+    if (maxima[row] > kNothing) {
+      const float factor = std::exp2(maxima[row] - top);
+      store(totals + row * kLanes, load(totals + row * kLanes) * factor);
+      for (float *x = o + row * width, *end = x + width; x < end; x += kLanes) store(x, load(x) * factor);
+    }
+    maxima[row] = top;
   }
   void merge(const Sums& part, int64_t rows) const {
     for (int64_t r = 0; r < rows; ++r) {
-      const float top = std::fmax(maxima[r], part.maxima[r]);
-      rescale(r, std::exp2(maxima[r] - top));
-      part.rescale(r, std::exp2(part.maxima[r] - top));
-      maxima[r] = top;
-      add(totals + r * kLanes, part.totals + r * kLanes, kLanes);
-      add(o + r * width, part.o + r * width, width);
+      if (part.maxima[r] > maxima[r]) raise(r, part.maxima[r]);
+      const float factor = std::exp2(part.maxima[r] - maxima[r]);
+      add(totals + r * kLanes, part.totals + r * kLanes, kLanes, factor);
+      add(o + r * width, part.o + r * width, width, factor);
     }
   }
 
  private:
-  static void add(float* to, const float* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(to + i) + load(from + i));
+  static void add(float* to, const float* from, int64_t count, float factor) {
+    for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(from + i) * factor + load(to + i));
   }
 };
 
@@ -72,11 +75,7 @@ void soften_row(float* scores, T* weights, Span seen, int columns, float scale, 
   Floats best = load(scores + begin);
   for (int i = begin + kLanes; i < end; i += kLanes) best = max(best, load(scores + i));
   best = best * scale;
-  if (any_above(best, sums.maxima[row])) {  // rare after the first tiles, and then well predicted
-    const float top = reduce_max(best);
-    sums.rescale(row, std::exp2(sums.maxima[row] - top));
-    sums.maxima[row] = top;
-  }
+  if (any_above(best, sums.maxima[row])) sums.raise(row, reduce_max(best));  // rare after the first tiles
   const float top = sums.maxima[row];
   Floats sum = load(sums.totals + row * kLanes);
   for (int i = 0; i < begin; i += kLanes) store(weights + i, Floats{});
