@@ -63,8 +63,9 @@ def attend_rows(
     total_rows = rows.seq_lens.shape[0]
     group = heads // cache.keys.shape[2]
     largest = max(size, cache.values.shape[3])
+    sizes = (capability, largest, group, q.dtype, cache.keys.dtype)
     if rows.num_decodes:
-        shape = attention_shape(capability, largest, group, q.element_size(), decode=True)
+        shape = attention_shape(*sizes, decode=True)
         splits = splits_needed(rows.max_seq_len, options.window)
         grid = (cache.keys.shape[2], rows.num_decodes, splits)
         scratch = None
@@ -77,7 +78,7 @@ def attend_rows(
         if scratch is not None:
             _merge(scratch, rows, options.window, out, splits)
     if total_rows > rows.num_decodes and tokens > rows.num_decodes:
-        shape = attention_shape(capability, largest, group, q.element_size(), decode=False)
+        shape = attention_shape(*sizes, decode=False)
         count = total_rows - rows.num_decodes
         # Row i begins at block start_i // BLOCK_Q + i, so this many blocks always suffice.
         blocks = (tokens - rows.num_decodes) // (shape.block_m // group) + count
@@ -105,7 +106,7 @@ def _launch(
         options.sinks, *(cache.scales or (None, None)),
         rows.block_tables, rows.query_start, rows.seq_lens,
         first_row, num_rows, splits, options.scale, options.softcap or 0.0, options.window or 0,
-        q.stride(0), q.stride(1), *cache.keys.stride()[:3], *cache.values.stride()[:3],
+        q.stride(0), q.stride(1), *cache.keys.stride()[1:3], *cache.values.stride()[1:3],
         out.stride(0), out.stride(1), rows.block_tables.stride(0),
         HEADS=heads, GROUP=heads // cache.keys.shape[2], D=size, DV=v_size,
         D_PAD=padded(size), DV_PAD=padded(v_size), BLOCK_SIZE=cache.keys.shape[1],

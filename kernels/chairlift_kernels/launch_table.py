@@ -37,21 +37,24 @@ COPY_BLOCK = 2048
 # Logits that one program of the sampling kernels holds in registers at a time.
 VOCAB_BLOCK = 4096
 
-# decode: rows are the query heads of one KV head, so 16 rows are the matrix unit's least. Tiles of
-# 128 keys need 431 instructions where two tiles of 64 need 900 (sm_90, D 128, bf16), in 128
-# registers and 74 KB: 3 programs on a multiprocessor.
-DECODE = {64: Shape(16, 128, 4, 3), 128: Shape(16, 128, 4, 3), 256: Shape(16, 64, 4, 3)}
-# prefill, by family of devices and padded head size. 128 x 64 with 8 warps is wgmma without spills
-# on sm_90 (184 registers, 96 KB at D 128); 64 x 64 with 4 warps spills on sm_80 and sm_120 at D
-# 128. Above D 128 only 8 warps a 64-row tile hold the sums.
+# decode: rows are the query heads of one KV head, and 16 rows are the matrix unit's least. A tile of
+# 128 keys takes 403 instructions where two of 64 take 632 (sm_90, D 128, bf16), in 129 registers and
+# 72 KB: 3 programs on a multiprocessor.
+DECODE = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 4, 2)}
+# Head sizes below the padded one mask every load: with tiles of 128 keys they spill.
+DECODE_PADDED = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 2), 256: Shape(16, 32, 4, 2)}
+# prefill: 128 x 64 with 8 warps is wgmma without spills on sm_90 (190 registers, 96 KB at D 128);
+# 64 x 64 with 4 warps spills on sm_80 and sm_120 at D 128. Above D 128, 64 rows need 8 warps.
 PREFILL = {
     "sm_80": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 32, 8, 2)},
     "sm_90": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
     "sm_100": {64: Shape(128, 64, 8, 2), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
 }
-# fp32 inputs are multiplied in full precision, without the matrix units: small tiles, for checks
-# and tiny models.
-FULL_PRECISION = {64: Shape(16, 32, 4, 2), 128: Shape(16, 32, 4, 2), 256: Shape(16, 16, 4, 2)}
+# e4m3 keys and values are widened in registers, which D 256 has no room for in tiles of 64 keys.
+PREFILL_E4M3 = {256: Shape(64, 32, 8, 2)}
+# fp32 inputs are multiplied in full precision, without the matrix units: small tiles, for checks and
+# tiny models.
+FULL_PRECISION = {64: Shape(16, 32, 8, 2), 128: Shape(16, 32, 8, 2), 256: Shape(16, 16, 8, 2)}
 
 
 def capability_of(device: torch.device) -> Capability:
@@ -75,16 +78,29 @@ def padded(size: int) -> int:
 
 
 def attention_shape(
-    capability: Capability, head_size: int, group: int, itemsize: int, *, decode: bool
+    capability: Capability,
+    head_size: int,
+    group: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    *,
+    decode: bool,
 ) -> Shape:
-    """Shape for the larger of the head sizes, G query heads a KV head, and the queries' itemsize.
+    """Shape for the larger of the head sizes and G query heads a KV head.
 
     A group larger than the tile makes the tile as large as the group. ValueError above size 256.
     """
-    if head_size > 256:
+    limit = max(64, padded(head_size))
+    if limit > 256:
         raise ValueError(f"head size {head_size} is above 256")
-    line = FULL_PRECISION if itemsize == 4 else DECODE if decode else PREFILL[family_of(capability)]
-    shape = line[next(limit for limit in sorted(line) if head_size <= limit)]
+    prefill = PREFILL[family_of(capability)]
+    if dtype == torch.float32:
+        line = FULL_PRECISION
+    elif decode:
+        line = DECODE if head_size == limit else DECODE_PADDED
+    else:
+        line = prefill if cache_dtype.itemsize > 1 else prefill | PREFILL_E4M3
+    shape = line[limit]
     return shape._replace(block_m=max(shape.block_m, padded(group)))
 
 

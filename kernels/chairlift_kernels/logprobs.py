@@ -59,40 +59,38 @@ def token_logprob_kernel(
     tl.store(rank + index, tl.sum(above, axis=0) + 1)
 
 
-@triton.jit
-def _store_largest(values, x, ids, at, count, BLOCK: tl.constexpr):
-    """Stores the `count` largest of x, falling, at values[at...], and their places at ids[at...]."""
-    columns = tl.arange(0, BLOCK)
-    for i in range(count):
-        best, place = tl.max(x, axis=0, return_indices=True)
-        tl.store(values + at + i, best)
-        tl.store(ids + at + i, place)
-        x = tl.where(columns == place, float("-inf"), x)
-
-
 @triton.jit(do_not_specialize=["size", "count"])
 def block_top_kernel(logits, values, ids, stride_row, size, count, BLOCK: tl.constexpr):
-    """Grid (R, blocks of V): candidates and their columns in the block, [R, blocks, count]."""
+    """Grid (R, blocks of V): each block's `count` largest logits, fp32, and their ids, int32."""
     index = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + index * stride_row + columns, mask=columns < size, other=0.0)
     x = tl.where(columns < size, tl.maximum(x.to(tl.float32), LEAST), float("-inf"))
     at = (index * tl.num_programs(1) + part) * count
-    _store_largest(values, x, ids, at, count, BLOCK)
+    for i in range(count):
+        best, place = tl.max(x, axis=0, return_indices=True)
+        tl.store(values + at + i, best)
+        tl.store(ids + at + i, part * BLOCK + place)
+        x = tl.where(columns == part * BLOCK + place, float("-inf"), x)
 
 
 @triton.jit(do_not_specialize=["candidates", "count"])
 def merge_top_kernel(
-    values, log_sum, top, places, candidates, count, CANDIDATES: tl.constexpr
-):  # fmt: skip
-    """Grid (R,): the best of a row's candidates, and their places among the candidates."""
+    values, ids, log_sum, top, top_ids, candidates, count, CANDIDATES: tl.constexpr
+):
+    """Grid (R,): the best of a row's candidates, which lie in the order of their blocks."""
     index = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, CANDIDATES)
-    x = tl.load(
-        values + index * candidates + columns, mask=columns < candidates, other=float("-inf")
-    )
-    _store_largest(top, x, places, index * count, count, CANDIDATES)
+    mine = index * candidates
+    x = tl.load(values + mine + columns, mask=columns < candidates, other=float("-inf"))
+    whole = tl.load(log_sum + index)
+    for i in range(count):
+        best, place = tl.max(x, axis=0, return_indices=True)
+        logprob = tl.where(best <= LEAST, float("-inf"), best - whole)
+        tl.store(top + index * count + i, logprob)
+        tl.store(top_ids + index * count + i, tl.load(ids + mine + place).to(tl.int64))
+        x = tl.where(columns == place, float("-inf"), x)
 
 
 def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logprobs:
@@ -109,19 +107,15 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logpr
         logits, token_ids, chosen, rank, log_sum, logits.stride(0), size,
         BLOCK=VOCAB_BLOCK, num_warps=8,
     )  # fmt: skip
-    top, places = empty(torch.float32, rows, count), empty(torch.int32, rows, count)
-    if count == 0:
-        return Logprobs(chosen, rank, places.long(), top, log_sum)
-    values, ids = empty(torch.float32, rows, parts * count), empty(torch.int32, rows, parts * count)
-    block_top_kernel[(rows, parts)](
-        logits, values, ids, logits.stride(0), size, count, BLOCK=VOCAB_BLOCK, num_warps=8
-    )  # fmt: skip
-    candidates = parts * count
-    merge_top_kernel[(rows,)](
-        values, log_sum, top, places, candidates, count,
-        CANDIDATES=triton.next_power_of_2(candidates), num_warps=8,
-    )  # fmt: skip
-    places = places.long()
-    top_ids = ids.gather(1, places) + places // count * VOCAB_BLOCK
-    top = torch.where(top <= LEAST.value, float("-inf"), top - log_sum[:, None])
+    top, top_ids = empty(torch.float32, rows, count), empty(torch.int64, rows, count)
+    if count:
+        candidates = parts * count
+        values, ids = empty(torch.float32, rows, candidates), empty(torch.int32, rows, candidates)
+        block_top_kernel[(rows, parts)](
+            logits, values, ids, logits.stride(0), size, count, BLOCK=VOCAB_BLOCK, num_warps=8
+        )
+        merge_top_kernel[(rows,)](
+            values, ids, log_sum, top, top_ids, candidates, count,
+            CANDIDATES=triton.next_power_of_2(candidates), num_warps=8,
+        )  # fmt: skip
     return Logprobs(chosen, rank, top_ids, top, log_sum)

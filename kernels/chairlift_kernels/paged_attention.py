@@ -7,7 +7,7 @@ For a query token at position p of a request, query head h and its KV head g = h
     out = sum_j e^s_j v_gj / (sum_j e^s_j + e^sink_h)       the sink where the model has them
 
     q, out         [T, H, D], [T, H, Dv]: bf16, fp16 or fp32; last dimension contiguous
-    k, v cache     [blocks, block_size, H_kv, D or Dv]: q's dtype, or e4m3 with scales
+    k, v cache     [blocks, block_size, H_kv, D or Dv], contiguous: q's dtype, or e4m3 with scales
     block_tables   int32 [R, max_blocks]
     query_start    int32 [R + 1]; seq_lens int32 [R], new tokens counted
     sinks          fp32 [H]; k_scale, v_scale fp32 [H_kv]
@@ -70,17 +70,18 @@ def _attend_tiles(
 ):  # fmt: skip
     """Online softmax over the tiles of [begin, end); `scale` holds log2(e), so that exp2 serves."""
     acc, row_max, row_sum = sums
-    k_head, v_head, table, stride_k_block, stride_k_slot, stride_v_block, stride_v_slot = pages
+    k_head, v_head, table, stride_k_slot, stride_v_slot = pages
     for start in range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
         present = (keys >= key_low) & (keys < key_high)
         if MASKED:
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
         else:
-            blocks = tl.load(table + keys // BLOCK_SIZE).to(tl.int64)
-        slots = (keys % BLOCK_SIZE).to(tl.int64)
-        k_rows = blocks * stride_k_block + slots * stride_k_slot
-        v_rows = blocks * stride_v_block + slots * stride_v_slot
+            blocks = tl.load(table + keys // BLOCK_SIZE)
+        # A slot fits in 32 bits (KvCache sees to it), its product with a stride does not.
+        slots = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE).to(tl.int64)
+        k_rows = slots * stride_k_slot
+        v_rows = k_rows if D == DV else slots * stride_v_slot
         k = _load_tile(k_head, k_rows, present, MASKED, D, D_PAD).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         factor = scale
@@ -135,8 +136,8 @@ def paged_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_acc, partial_stats,
     sinks, k_scale, v_scale, block_tables, query_start, seq_lens,
     first_row, num_rows, num_splits, scale, softcap, window,
-    stride_q_token, stride_q_head, stride_k_block, stride_k_slot, stride_k_head,
-    stride_v_block, stride_v_slot, stride_v_head, stride_out_token, stride_out_head, stride_table,
+    stride_q_token, stride_q_head, stride_k_slot, stride_k_head, stride_v_slot, stride_v_head,
+    stride_out_token, stride_out_head, stride_table,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, PARTIAL: tl.constexpr,
@@ -181,7 +182,7 @@ def paged_attention_kernel(
     k_head = k_ptr + kv_head.to(tl.int64) * stride_k_head
     v_head = v_ptr + kv_head.to(tl.int64) * stride_v_head
     table = block_tables + row.to(tl.int64) * stride_table
-    pages = (k_head, v_head, table, stride_k_block, stride_k_slot, stride_v_block, stride_v_slot)
+    pages = (k_head, v_head, table, stride_k_slot, stride_v_slot)
     if SCALED:
         scale *= tl.load(k_scale + kv_head)
     scale *= LOG2E
