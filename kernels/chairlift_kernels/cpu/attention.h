@@ -71,8 +71,9 @@ void finish(const Problem<T>& p, const Item& item, const Sums& sums) {
     }
     const float factor = total > 0.0f ? unit / total : 0.0f;
     T* out = p.out + item.token_of(r) * p.out_token + item.head_of(r) * p.out_head;
-    for (int64_t i = 0; i < p.cache.value_dim; i += kLanes)
-      store_some(out + i, load(sums.o + r * sums.width + i) * factor, lanes_left(p.cache.value_dim, i));
+    each_lanes(p.cache.value_dim, [&](int64_t i, auto count) {
+      store_some(out + i, load(sums.o + r * sums.width + i) * factor, count);
+    });
   }
 }
 

@@ -47,15 +47,18 @@ struct CacheLayer {
 
   // The padding is written too: nothing the kernel multiplies is ever left uninitialised.
   void write_key(int64_t slot, int64_t head, const T* key) const {
-    T* to = keys(slot / block_size, head);
-    const int64_t place = slot % block_size;
-    for (int64_t dim = 0; dim < key_dim; ++dim) to[key_offset(place, dim)] = key[dim];
-    for (int64_t dim = key_dim; dim < key_depth(); ++dim) to[key_offset(place, dim)] = T{};
+    constexpr int64_t pack = kPack<T>;
+    T* to = keys(slot / block_size, head) + key_offset(slot % block_size, 0);
+    int64_t dim = 0;
+    for (; dim + pack <= key_dim; dim += pack, to += pack * kLanes) std::memcpy(to, key + dim, pack * sizeof(T));
+    for (; dim < key_depth(); dim += pack, to += pack * kLanes)
+      for (int64_t i = 0; i < pack; ++i) to[i] = dim + i < key_dim ? key[dim + i] : T{};
   }
   void write_value(int64_t slot, int64_t head, const T* value) const {
-    T* to = values(slot / block_size, head);
-    const int64_t place = slot % block_size;
-    for (int64_t dim = 0; dim < value_dim; ++dim) to[value_offset(place, dim)] = value[dim];
+    constexpr int64_t pack = kPack<T>;
+    T* to = values(slot / block_size, head) + value_offset(slot % block_size, 0);
+    for (int64_t dim = 0; dim < value_dim; dim += kLanes, to += kLanes * block_size)
+      for (int64_t i = 0; i < kLanes && dim + i < value_dim; ++i) to[i * pack] = value[dim + i];
   }
 };
 

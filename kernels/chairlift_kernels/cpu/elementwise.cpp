@@ -21,21 +21,19 @@ Floats apply_norm(Floats x, float factor, const T* weight, int count, bool unit_
 template <class T>
 void norm_row(const T* x, T* residual, const T* weight, T* out, int64_t width, float eps, bool unit_offset) {
   Floats squares{};
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int count = lanes_left(width, i);
+  each_lanes(width, [&](int64_t i, auto count) {
     Floats v = load_some(x + i, count);
     if (residual) {
       v = as_stored(x, v + load_some(residual + i, count));
       store_some(residual + i, v, count);
     }
     squares = squares + v * v;
-  }
+  });
   const float factor = 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(width) + eps);
   const T* from = residual ? residual : x;
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int count = lanes_left(width, i);
+  each_lanes(width, [&](int64_t i, auto count) {
     store_some(out + i, apply_norm(load_some(from + i, count), factor, weight + i, count, unit_offset), count);
-  }
+  });
 }
 
 template <class T>
@@ -52,12 +50,11 @@ template <class T>
 void gated(const T* gate_up, T* out, int64_t rows, int64_t width, Activation activation, int threads) {
   parallel_ranges(threads, rows, rows_per_task(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      for (int64_t i = 0; i < width; i += kLanes) {
-        const int count = lanes_left(width, i);
+      each_lanes(width, [&](int64_t i, auto count) {
         const T* gate = gate_up + row * 2 * width + i;
         const Floats v = activate(activation, load_some(gate, count)) * load_some(gate + width, count);
         store_some(out + row * width + i, v, count);
-      }
+      });
   });
 }
 
@@ -100,33 +97,29 @@ struct Rotary {
   void turn(const T* from, const T* norm, int64_t t, T* to) const {
     const int64_t dim = cache.key_dim, half = angles / 2;
     float head[kMaxHeadDim];
-    for (int64_t i = 0; i < dim; ++i) head[i] = to_float(from[i]);
+    each_lanes(dim, [&](int64_t i, auto count) { store_some(head + i, load_some(from + i, count), count); });
     if (norm) normalise(head, norm, dim);
     const Angle* c = cos + t * angles;
     const Angle* s = sin + t * angles;
-    for (int64_t i = 0; i < half; ++i) {
-      const float a = head[i], b = head[half + i];
-      head[i] = a * to_float(c[i]) - b * to_float(s[i]);
-      head[half + i] = b * to_float(c[half + i]) + a * to_float(s[half + i]);
-    }
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      const int count = lanes_left(dim, i);
-      store_some(to + i, load_some(head + i, count), count);
-    }
+    each_lanes(half, [&](int64_t i, auto count) {
+      const Floats a = load_some(head + i, count), b = load_some(head + half + i, count);
+      store_some(head + i, a * load_some(c + i, count) - b * load_some(s + i, count), count);
+      store_some(head + half + i, b * load_some(c + half + i, count) + a * load_some(s + half + i, count), count);
+    });
+    each_lanes(dim, [&](int64_t i, auto count) { store_some(to + i, load_some(head + i, count), count); });
   }
 
   void normalise(float* head, const T* norm, int64_t dim) const {
     Floats squares{};
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      const Floats v = load_some(head + i, lanes_left(dim, i));
+    each_lanes(dim, [&](int64_t i, auto count) {
+      const Floats v = load_some(head + i, count);
       squares = squares + v * v;
-    }
+    });
     const float factor = 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(dim) + eps);
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      const int count = lanes_left(dim, i);
+    each_lanes(dim, [&](int64_t i, auto count) {
       const Floats v = apply_norm(load_some(head + i, count), factor, norm + i, count, unit_offset);
       store_some(head + i, as_stored(norm, v), count);
-    }
+    });
   }
 };
 

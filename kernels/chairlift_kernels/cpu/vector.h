@@ -18,11 +18,6 @@ inline float to_float(bf16 value) {
   return out;
 }
 
-// How many of the 16 lanes from `at` on lie below `width`.
-inline int lanes_left(int64_t width, int64_t at) {
-  return static_cast<int>(width - at < kLanes ? width - at : kLanes);
-}
-
 // The first `count` lanes only; the others read as zero and are never touched in memory.
 template <class T>
 Floats load_some(const T* from, int count) {
@@ -38,6 +33,14 @@ void store_some(T* to, Floats v, int count) {
   T buffer[kLanes];
   store(buffer, v);
   std::memcpy(to, buffer, sizeof(T) * static_cast<size_t>(count));
+}
+
+// body(at, count) over [0, width) in steps of 16 lanes; the count is a constant but for the last step.
+template <class Body>
+void each_lanes(int64_t width, Body&& body) {
+  int64_t at = 0;
+  for (; at + kLanes <= width; at += kLanes) body(at, std::integral_constant<int, kLanes>{});
+  if (at < width) body(at, static_cast<int>(width - at));
 }
 
 constexpr float kLog2e = 1.44269504088896340736f;
