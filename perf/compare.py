@@ -9,6 +9,8 @@ moods hit all of them; claims are ratios within a round. Writes JSON and Markdow
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -35,6 +37,7 @@ START_TIMEOUT = 900.0
 
 def main() -> None:
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines are stopped too
     comparison = Comparison(
         about=about(model=args.model.name, threads=args.threads, rounds=args.rounds),
         weight_bytes=weight_bytes(args.model),

@@ -13,6 +13,7 @@ from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
 from chairlift_client.errors import GenerateError
+from chairlift_client.load_stream import LoadStream, infer_request
 from chairlift_client.stream import Endpoint, Value
 from chairlift_client.stream_grpc import CHANNEL_ARGUMENTS, TensorSpec, tensor
 from chairlift_client.timings import Arrival, Trace
@@ -54,15 +55,14 @@ class LoadClient:
         self._read_response = on_response
         self._on_ended = on_ended
         self._open: dict[str, Trace] = {}
+        self._broken: str | None = None
         self._ids = count()
         address = f"{endpoint.host}:{endpoint.port}"
-        self._clients = [
-            grpc.InferenceServerClient(address, channel_args=list(CHANNEL_ARGUMENTS))
+        self._specs = input_specs(address, model)
+        self._streams = [
+            LoadStream(address, list(CHANNEL_ARGUMENTS), self._on_stream_response, self._on_broken)
             for _ in range(num_streams)
         ]
-        self._specs = self._input_specs()
-        for client in self._clients:
-            client.start_stream(callback=self._on_response)
 
     def __enter__(self) -> LoadClient:
         return self
@@ -73,8 +73,11 @@ class LoadClient:
     def submit(self, request: LoadRequest) -> Trace:
         """Send one request; its trace fills while the answer streams, or holds the error.
 
-        Raises GenerateError for an input that the model's dtype cannot hold.
+        Raises GenerateError for an input that the model's dtype cannot hold, and for a stream that
+        has broken.
         """
+        if self._broken is not None:
+            raise GenerateError(self._broken)
         number = next(self._ids)
         inputs = {"stream": True, **self._extra, **request.inputs}
         inputs |= {name: True for name in COUNTS if name in self._specs}
@@ -83,16 +86,10 @@ class LoadClient:
         trace = Trace(self._clock(), request_id=str(number))
         with self.changed:
             self._open[str(number)] = trace
-        try:
-            self._clients[number % len(self._clients)].async_stream_infer(
-                self._model,
-                tensors,
-                request_id=str(number),
-                parameters={**unknown, **request.parameters},
-                enable_empty_final_response=True,
-            )
-        except InferenceServerException as error:
-            self._end([str(number)], str(error.message() or error))
+        message = infer_request(
+            self._model, str(number), tensors, {**unknown, **request.parameters}
+        )
+        self._streams[number % len(self._streams)].send(message)
         return trace
 
     @property
@@ -106,31 +103,23 @@ class LoadClient:
 
     def close(self) -> None:
         """End the streams; what still runs is cancelled."""
-        for client in self._clients:
-            client.stop_stream(cancel_requests=bool(self._open))
-            client.close()
+        for stream in self._streams:
+            stream.close(cancel=bool(self._open))
 
-    def _input_specs(self) -> dict[str, TensorSpec]:
-        try:
-            metadata = self._clients[0].get_model_metadata(
-                self._model, client_timeout=METADATA_TIMEOUT_SECONDS
-            )
-        except InferenceServerException as error:
-            raise GenerateError(str(error.message() or error)) from error
-        return {each.name: TensorSpec(each.datatype, len(each.shape)) for each in metadata.inputs}
+    def _on_broken(self, reason: str) -> None:
+        """A stream that breaks ends every open request, and the client with it."""
+        self._broken = reason
+        self._end(list(self._open), reason)
 
-    def _on_response(self, result: Any, error: Exception | None) -> None:
-        """Called in a stream's own thread; a stream that breaks ends every open request."""
+    def _on_stream_response(self, message: Any) -> None:
+        """Called in a stream's own thread."""
         now = self._clock()
-        if result is None:
-            self._end(list(self._open), str(error))
-            return
-        response = result.get_response()
+        response = message.infer_response
         trace = self._open.get(response.id)
         if trace is None:
             return
-        if error is not None:
-            self._end([response.id], str(error))
+        if message.error_message:
+            self._end([response.id], message.error_message)
             return
         if response.outputs:
             self._note(trace, response, now)
@@ -158,6 +147,18 @@ class LoadClient:
                 trace.error = error
                 self.changed.notify_all()
             self._on_ended()
+
+
+def input_specs(address: str, model: str) -> dict[str, TensorSpec]:
+    """What the model takes. Raises GenerateError where no server has such a model."""
+    client = grpc.InferenceServerClient(address, channel_args=list(CHANNEL_ARGUMENTS))
+    try:
+        metadata = client.get_model_metadata(model, client_timeout=METADATA_TIMEOUT_SECONDS)
+    except InferenceServerException as error:
+        raise GenerateError(str(error.message() or error)) from error
+    finally:
+        client.close()
+    return {each.name: TensorSpec(each.datatype, len(each.shape)) for each in metadata.inputs}
 
 
 def closed_loop(

@@ -1,8 +1,9 @@
 """perf_analyzer's profile export -> traces, from which the usual figures follow.
 
 The export has, per request, the time it was sent and the time of each response, in nanoseconds, and
-what each response held. A response counts as many tokens as its `num_output_tokens` says, else one;
-one that is empty, as a final one without data is, counts none.
+what each response held. perf_analyzer fills in outputs that were not sent with whatever lay in
+memory, so `num_output_tokens` is believed only where the request asked for it; else a response with
+text is one token. A final response without data counts none.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def read_export(path: Path) -> list[Trace]:
 
 def _trace(request: Mapping[str, Any]) -> Trace:
     times = request["response_timestamps"]
-    outputs: Sequence[Mapping[str, Any]] = request.get("response_outputs") or [{}] * len(times)
+    outputs: Sequence[Mapping[str, Any]] = request["response_outputs"]
+    counted = bool(request.get("request_inputs", {}).get("return_num_output_tokens"))
     trace = Trace(request["timestamp"] / 1e9)
     for time_ns, output in zip(times, outputs, strict=True):
-        tokens = _num_tokens(output)
+        tokens = _num_tokens(output, counted)
         if tokens:
             trace.arrivals.append(Arrival(time_ns / 1e9, tokens))
     if not trace.arrivals:
@@ -42,8 +44,7 @@ def _trace(request: Mapping[str, Any]) -> Trace:
     return trace
 
 
-def _num_tokens(output: Mapping[str, Any]) -> int:
-    reported = output.get("num_output_tokens")
-    if reported is not None:
-        return int(reported[0] if isinstance(reported, list) else reported)
-    return 1 if output.get("text_output", "text") not in ("", None) else 0
+def _num_tokens(output: Mapping[str, Any], counted: bool) -> int:
+    if counted:
+        return int(output.get("num_output_tokens", 0))
+    return 1 if output.get("text_output") else 0

@@ -1,0 +1,73 @@
+"""Triton's own load generator against a real server (reported fault R2)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from chairlift_client.timings import Trace
+from perf.measuring.environments import Cache, Tool
+from perf.measuring.load_scenarios import Level, command, input_json
+from perf.measuring.profile_export import read_export
+from perf.measuring.workload import WorkRequest, load_workload
+from tests.server.harness import ServerProcess
+
+RUN_SECONDS = 180.0
+LENGTHS = (1, 7, 3, 12)
+
+
+@pytest.fixture(scope="session")
+def tool() -> Tool:
+    return Cache().perf_analyzer()
+
+
+def analyze(
+    tool: Tool, server: ServerProcess, folder: Path, level: Level, *, stream: bool
+) -> list[Trace]:
+    prompts = [each.prompt_ids[:24] for each in load_workload("A")]
+    requests = [WorkRequest(prompt, n) for prompt, n in zip(prompts, LENGTHS, strict=False)]
+    inputs, export = folder / "inputs.json", folder / "export.json"
+    inputs.write_text(input_json(requests, stream=stream))
+    address = f"127.0.0.1:{server.grpc_port}"
+    line = command(tool.program, address, "llm", inputs, level, export)
+    done = subprocess.run(
+        line, env=tool.variables, capture_output=True, text=True, timeout=RUN_SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No valid requests recorded" not in done.stdout + done.stderr
+    return read_export(export)
+
+
+def test_r2_every_request_is_recorded_with_a_response_per_token(
+    server: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    level = Level("4 at a time", ("--concurrency-range", "4"), 12)
+    traces = analyze(tool, server, tmp_path, level, stream=True)
+    assert len(traces) >= level.num_requests
+    assert {trace.num_tokens for trace in traces} == set(LENGTHS)
+    for trace in traces:
+        assert trace.error is None
+        assert len(trace.arrivals) <= trace.num_tokens, "a response without a token"
+
+
+def test_whole_answers_are_one_response_with_all_tokens(
+    server: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    level = Level("8/s", ("--request-rate-range", "8"), 12)
+    traces = analyze(tool, server, tmp_path, level, stream=False)
+    assert len(traces) >= level.num_requests
+    assert {trace.num_tokens for trace in traces} == set(LENGTHS)
+    assert all(len(trace.arrivals) == 1 for trace in traces)
+
+
+def test_bursts_from_a_file_of_intervals_are_served(
+    server: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    intervals = tmp_path / "intervals.txt"
+    intervals.write_text("1\n1\n1\n500000\n")
+    level = Level("bursts of 4", ("--request-intervals", str(intervals)), 12)
+    traces = analyze(tool, server, tmp_path, level, stream=True)
+    assert len(traces) >= level.num_requests
+    assert all(trace.error is None for trace in traces)
