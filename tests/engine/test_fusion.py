@@ -40,19 +40,22 @@ def test_clamped_values_are_not_fused(tmp_path: Path) -> None:
     assert "differs" in loaded.fusion.left_alone["layers.0.self_attn"]
 
 
-def test_scaling_of_far_queries_is_not_lost(tmp_path: Path) -> None:
-    """Ministral 3 scales queries by their position, from 512 tokens on here."""
-    rope = {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 512,
-        "llama_4_scaling_beta": 0.5,
-    }
-    folder = build(tmp_path, "ministral3", max_position_embeddings=2048, rope_parameters=rope)
+def test_scaling_of_far_queries_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some models attend more sharply beyond the length they were trained at first."""
+    folder = build(tmp_path, "llama")
+
+    class LlamaSharperAttention(modeling_llama.LlamaAttention):
+        def forward(self, hidden_states: Tensor, *args: Any, position_ids: Tensor, **kwargs: Any):
+            sharper = 1 + 0.1 * (position_ids >= 256).to(hidden_states)
+            return super().forward(hidden_states * sharper[..., None], *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "LlamaAttention", LlamaSharperAttention)
     loaded = load(folder)
     assert loaded.fusion is not None
     assert loaded.fusion.kinds == {"MLP", "norm"}
+    assert "LlamaSharperAttention differs" in loaded.fusion.left_alone["layers.1.self_attn"]
 
 
 def test_layers_without_positions_are_fused_too(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def plain_linear(module: nn.Module, name: str) -> nn.Linear:
     return linear
 
 
+def adopt(fused: nn.Module, original: nn.Module) -> None:
+    """Keep what callers read of a module: its `attention_type` or `is_sliding` choose a mask."""
+    for name, value in vars(original).items():
+        if isinstance(value, (str, int, float)) and name not in vars(fused):
+            setattr(fused, name, value)
+
+
 class FusedNorm(nn.Module):
     """RMSNorm in the Llama form, or with ``unit_offset`` in Gemma's (1 + weight)."""
 
@@ -146,6 +153,7 @@ class FusedAttention(nn.Module):
         self.options = options
         self.layer = layer
         self.rotation = rotation
+        adopt(self, attention)
 
     def forward(
         self,
@@ -206,10 +214,7 @@ class FusedDecoderLayer(nn.Module):
         self.mlp: FusedMLP = layer.mlp  # type: ignore[assignment]
         self.index = self.attention.layer
         self.returns_tuple = False
-        # Decoders read such as `attention_type` of their layers, to choose a mask.
-        for name, value in vars(layer).items():
-            if isinstance(value, (str, int, float)) and name not in vars(self):
-                setattr(self, name, value)
+        adopt(self, layer)
 
     @property
     def form(self) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -258,13 +260,17 @@ def _chat_template(config: EngineConfig, tokenizer: Any) -> str | None:
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
     """A server's log is no terminal."""
-    bars: Any = transformers_logging  # its functions have no types
+    bars: Any = transformers_logging  # has no types
+    gguf_reader: Any = modeling_gguf_pytorch_utils
     loading, downloading = bars.is_progress_bar_enabled(), not are_progress_bars_disabled()
     bars.disable_progress_bar()
     disable_progress_bars()
+    shown = gguf_reader.tqdm  # heeds no setting
+    gguf_reader.tqdm = partial(shown, disable=True)
     try:
         yield
     finally:
+        gguf_reader.tqdm = shown
         if loading:
             bars.enable_progress_bar()
         if downloading:
