@@ -160,6 +160,7 @@ def test_rows_of_one_request_are_numbered(server: ServerProcess) -> None:
         temperature=[[0.0]] * 3,
     )
     results = stream_infer(server, "llm", inputs, ("text_output", "batch_index"))
+    assert all(r.as_numpy("text_output").shape == (1,) for r in results)
     rows = {int(r.as_numpy("batch_index")[0][0]): texts([r])[0] for r in results}
     assert rows == {
         index: generate(server, text_input=prompt, **GREEDY).text

@@ -35,7 +35,7 @@ def answer(server: ServerProcess) -> str:
     return generate(server, text_input=PROMPT, **GREEDY).text
 
 
-def test_infer_by_every_tritonclient(server: ServerProcess, answer: str) -> None:
+def test_R4_infer_by_every_tritonclient(server: ServerProcess, answer: str) -> None:
     def inputs(module: Any) -> list[Any]:
         return tensors(module, batched=False, text_input=PROMPT, **GREEDY)
 
@@ -58,7 +58,7 @@ def test_infer_by_every_tritonclient(server: ServerProcess, answer: str) -> None
         assert result.as_numpy("text_output").tolist() == [answer.encode()]
 
 
-def test_infer_gives_the_text_first_and_alone(server: ServerProcess, answer: str) -> None:
+def test_R4_infer_gives_the_text_first_and_alone(server: ServerProcess, answer: str) -> None:
     """LiteLLM joins the data of the first output; it sends each parameter as a tensor [1]."""
     body = {
         "inputs": [

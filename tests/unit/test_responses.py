@@ -23,7 +23,9 @@ def send(
 
 def test_only_what_was_asked_for_and_text_first() -> None:
     assert send(SequenceDelta("hé")) == {"text_output": ["hé".encode()]}
-    assert send(SequenceDelta("a"), wire=TRTLLM) == {"text_output": [[b"a"]]}
+    outputs = ("text_output", "finish_reason")
+    found = send(SequenceDelta("a"), wire=TRTLLM, outputs=outputs)
+    assert found == {"text_output": [b"a"], "finish_reason": [[b"None"]]}
 
 
 def test_an_echo_stands_in_front_of_every_sample() -> None:

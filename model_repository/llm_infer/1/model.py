@@ -101,15 +101,18 @@ class TritonPythonModel:
             if response.has_error():
                 answer = _coded(response.error().message())
             elif response.output_tensors():
-                tensors = [_mapped(t, self._strip_batch) for t in response.output_tensors()]
+                tensors = [self._stripped(tensor) for tensor in response.output_tensors()]
                 answer = pb_utils.InferenceResponse(output_tensors=tensors)
         return answer
 
     def _add_batch(self, array: Any) -> Any:
         return array[np.newaxis] if self._batched else array
 
-    def _strip_batch(self, array: Any) -> Any:
-        return array[0] if self._batched else array
+    def _stripped(self, tensor: Any) -> Any:
+        """Without the batch dimension, which text_output never has."""
+        if not self._batched or tensor.name() == "text_output":
+            return tensor
+        return _mapped(tensor, lambda array: array[0])
 
     def _watch(self) -> None:
         """Stop the requests whose clients have cancelled; a call between models cannot be."""

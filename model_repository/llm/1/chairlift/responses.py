@@ -172,6 +172,11 @@ OUTPUTS: dict[str, OutputSpec] = {
 }
 
 
+# TensorRT-LLM sends its text without the batch dimension of everything else, whatever its config
+# says, and its client, llama-index and langchain decode what they find in the first dimension.
+_NEVER_BATCHED = "text_output"
+
+
 def output_type(name: str, *, batched: bool) -> str:
     """Triton's type of an output in an entry with or without a batch dimension."""
     datatype = OUTPUTS[name].datatype
@@ -185,7 +190,8 @@ def encode(
     wire: WireSettings,
     token_text: TokenText,
 ) -> dict[str, Array]:
-    """One response: the tensors that were asked for, with a leading 1 in a batched entry.
+    """One response: the tensors that were asked for, with a leading 1 in a batched entry on all
+    but `text_output`.
 
     ``deltas`` is one sequence, or all ``n`` of them where ``options.grouped``.
     """
@@ -196,5 +202,6 @@ def encode(
         if values is not None:
             datatype = output_type(name, batched=wire.batched)
             array = np.array(values, dtype=NUMPY_TYPES[datatype])
-            tensors[name] = array[np.newaxis] if wire.batched else array
+            batched = wire.batched and name != _NEVER_BATCHED
+            tensors[name] = array[np.newaxis] if batched else array
     return tensors
