@@ -110,7 +110,7 @@ def test_scheduler_whatever_happens() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=150,
+            max_examples=300,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
