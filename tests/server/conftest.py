@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from tests.server.harness import TOY_REPOSITORY, ServerProcess, running_server
+from tests.server.harness import ROOT, TOY_REPOSITORY, ServerProcess, running_server
 
 StartServer = Callable[..., ServerProcess]
 
@@ -24,6 +26,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server with the default model for all tests that leave it as they found it."""
     with running_server(tmp_path_factory.mktemp("server")) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The default model's tokenizer, as Hugging Face reads it."""
+    return AutoTokenizer.from_pretrained(ROOT / "models" / "SmolLM2-135M-Instruct")
 
 
 @pytest.fixture
