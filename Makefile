@@ -6,6 +6,8 @@
 .PHONY: serve test lint bench setup setup-dev
 
 BIN := .venv/bin
+# Barriers that spin long starve whatever shares the cores (see chairlift/__init__.py).
+export GOMP_SPINCOUNT ?= 2000
 SETUP := scripts/setup.sh pyproject.toml constraints.txt constraints-standalone.txt
 ARGS ?=
 
