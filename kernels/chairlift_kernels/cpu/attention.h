@@ -77,6 +77,53 @@ void finish(const Problem<T>& p, const Item& item, const Sums& sums) {
   }
 }
 
+// Walks ahead of the computation through the blocks of an item and then of the following one.
+template <class T>
+class BlockFetcher {
+ public:
+  explicit BlockFetcher(const Problem<T>& problem) : p_(problem) {}
+
+  void begin(const Item& item, const Item* following) {
+    if (item_ != &item) aim(&item, item.from + kKeyTile);  // the first tile is read before it could arrive
+    following_ = following && !same_keys(item, *following) ? following : nullptr;
+  }
+
+  void fetch() {
+    if (lines_ == 0 && !advance()) return;
+    const int lines = lines_ < kLinesPerStep ? lines_ : kLinesPerStep;
+    prefetch_lines(at_, lines);
+    at_ += lines * 64;
+    lines_ -= lines;
+  }
+
+ private:
+  static constexpr int kLinesPerStep = 2 * kTile * sizeof(T) / 64;  // as much as a step reads
+
+  const Problem<T>& p_;
+  const Item* item_ = nullptr;
+  const Item* following_ = nullptr;
+  int64_t key_ = 0;
+  const char* at_ = nullptr;
+  int lines_ = 0;
+
+  static bool same_keys(const Item& a, const Item& b) { return a.sequence == b.sequence && a.kv_head == b.kv_head; }
+
+  void aim(const Item* item, int64_t key) {
+    item_ = item;
+    key_ = key / p_.cache.block_size * p_.cache.block_size;
+    lines_ = 0;
+  }
+
+  bool advance() {
+    if (item_ && key_ >= item_->to) aim(following_, following_ ? following_->from : 0);
+    if (!item_ || key_ >= item_->to) return false;
+    at_ = reinterpret_cast<const char*>(p_.cache.keys(p_.block(item_->sequence, key_), item_->kv_head));
+    lines_ = static_cast<int>(p_.cache.head_elements() * sizeof(T) / 64);
+    key_ += p_.cache.block_size;
+    return true;
+  }
+};
+
 template <class T>
 class AttentionWorker {
  public:
@@ -87,6 +134,7 @@ class AttentionWorker {
         depth_(problem.cache.key_depth()),
         width_(round_up(problem.cache.value_dim, kPair)),
         values_(problem.cache),
+        fetcher_(problem),
         q_(make_buffer<T>(kRows * depth_)),
         scores_(make_buffer<float>(2 * kBlock * kKeyTile)),
         weights_(make_buffer<T>(2 * kBlock * kKeyTile)),
@@ -96,13 +144,14 @@ class AttentionWorker {
   // its first keys are fetched while the last ones of this item are worked on.
   Sums run(const Item& item, const Item* following) {
     load_queries(item);
+    fetcher_.begin(item, following);
     const Sums whole = Sums::at(state_.get(), kRows, width_);
     const Sums part = Sums::at(state_.get() + Sums::elements(kRows, width_), kRows, width_);
     int64_t from = segment_end(item.from, item.to);
-    segment(item, following, item.from, from, whole);
+    segment(item, item.from, from, whole);
     while (from < item.to) {
       const int64_t to = segment_end(from, item.to);
-      segment(item, following, from, to, part);
+      segment(item, from, to, part);
       whole.merge(part, item.rows());
       from = to;
     }
@@ -121,6 +170,7 @@ class AttentionWorker {
   const Problem<T>& p_;
   const int64_t depth_, width_;
   ValueTiles<T> values_;
+  BlockFetcher<T> fetcher_;
   Buffer<T> q_;
   Buffer<float> scores_;  // of two passes, as the weights
   Buffer<T> weights_;
@@ -140,12 +190,12 @@ class AttentionWorker {
   // the next pass and the values of the one before, a piece every few rows. (Alternating in large pieces
   // costs about 0.25 us per change on Sapphire Rapids.) An item of one block adds its values at once: the
   // next pass rescales the same rows.
-  void segment(const Item& item, const Item* following, int64_t from, int64_t to, const Sums& sums) {
+  void segment(const Item& item, int64_t from, int64_t to, const Sums& sums) {
     sums.clear(item.rows());
     if (from >= to) return;
     const int columns = static_cast<int>(width_ / kPair);
     Pass before{}, now = pass_at(item, from, to, 0);
-    for (int i = 0; i < now.keys.steps(); ++i) score(item, now, i, 0, following);
+    for (int i = 0; i < now.keys.steps(); ++i) score(item, now, i, 0);
     for (int buffer = 0;; buffer ^= 1) {
       const bool rows_left = now.row + now.rows < item.rows(), more = rows_left || now.keys.end < to;
       const Pass next = rows_left ? pass_at(item, now.keys.first, now.keys.end, now.row + now.rows)
@@ -155,7 +205,7 @@ class AttentionWorker {
         if (piece < adds)
           add_values(item, before, piece, buffer ^ 1, sums);
         else
-          score(item, next, piece - adds, buffer ^ 1, following);
+          score(item, next, piece - adds, buffer ^ 1);
       });
       before = now;
       if (!more || item.rows() <= kBlock) {
@@ -179,27 +229,14 @@ class AttentionWorker {
   }
 
   // Queries x the 32 keys of piece `i`.
-  void score(const Item& item, const Pass& pass, int i, int buffer, const Item* following) {
+  void score(const Item& item, const Pass& pass, int i, int buffer) {
     const int64_t key = pass.keys.first + i * kPair, size = p_.cache.block_size;
     const int64_t other = key + kLanes < pass.keys.end ? key + kLanes : key;
-    if (pass.row == 0) fetch_ahead(item, pass.keys.end, i * kPair, following);
     const EvenPanels<T> keys{p_.cache.key_group(p_.block(item.sequence, key), item.kv_head, key % size),
                              p_.cache.key_group(p_.block(item.sequence, other), item.kv_head, other % size), kTile};
     matmul_.run(q_.get() + pass.row * depth_, depth_, whole_tiles(pass.rows), keys, static_cast<int>(depth_ / kStep),
-                scores_.get() + buffer * kBlock * kKeyTile + i * kPair, kKeyTile, false);
-  }
-
-  // The 32 keys that lie `offset` into the tile after `end`, of this item or the following one.
-  void fetch_ahead(const Item& item, int64_t end, int64_t offset, const Item* following) const {
-    const Item* next = end < item.to ? &item : following;
-    if (!next) return;
-    const int64_t start = next == &item ? end : next->from / kLanes * kLanes;
-    for (int64_t key = start + offset; key < start + offset + kPair && key < next->to; key += kLanes) {
-      const int64_t block = p_.block(next->sequence, key), place = key % p_.cache.block_size;
-      prefetch_lines(p_.cache.key_group(block, next->kv_head, place), static_cast<int>(depth_ * kLanes * sizeof(T) / 64));
-      for (int64_t panel = 0; panel < p_.cache.value_columns() / kLanes; ++panel)
-        prefetch_lines(p_.cache.value_group(block, next->kv_head, panel, place), kLanes * kLanes * sizeof(T) / 64);
-    }
+                scores_.get() + buffer * kBlock * kKeyTile + i * kPair, kKeyTile, false,
+                fetcher_);
   }
 
   // Calls between(0), ..., between(pieces - 1) spread over the rows.
@@ -228,7 +265,7 @@ class AttentionWorker {
     if (pass.row == 0 && i == 0)
       values_.locate(pass.keys, item.kv_head, [&](int64_t key) { return p_.block(item.sequence, key); });
     matmul_.run(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows), values_.panels(i * kPair),
-                pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_, true);
+                pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_, true, fetcher_);
   }
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,13 @@ class KvCache:
         self.is_float = int(dtype == torch.float32)
         self._library = library
         elements = [_block_elements(shape, block_size) for shape in self.shapes]
-        self.layers = [torch.empty((num_blocks, count), dtype=dtype) for count in elements]
+        memory = torch.empty(num_blocks * sum(elements), dtype=dtype)
+        library.chairlift_prefer_huge_pages(memory.data_ptr(), memory.nbytes)
+        ends = accumulate(num_blocks * count for count in elements)
+        self.layers = [
+            memory[end - num_blocks * count : end].view(num_blocks, count)
+            for count, end in zip(elements, ends, strict=True)
+        ]
         self._bases = torch.tensor([layer.data_ptr() for layer in self.layers])
         self._block_bytes = torch.tensor([count * dtype.itemsize for count in elements])
         # base pointer, heads, key_dim, value_dim, block_size: how every C function takes a layer

@@ -83,15 +83,14 @@ class Worker {
     const int64_t blocks = ceil_div(end - begin, kMaxRows);
     const int64_t pair_elements = job_.steps * 2 * kTile;
     const bf16* weight = job_.packed + pair * pair_elements;
-    const char* ahead = reinterpret_cast<const char*>(job_.packed + next % job_.pairs * pair_elements);
-    const int lines = static_cast<int>(ceil_div(2 * kTile * sizeof(bf16) / 64, blocks));
+    Stream ahead{reinterpret_cast<const char*>(job_.packed + next % job_.pairs * pair_elements),
+                 static_cast<int>(ceil_div(2 * kTile * sizeof(bf16) / 64, blocks))};
     alignas(64) float c[kMaxRows * kPair];
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t row = first_row(begin, end, block);
       const int rows = static_cast<int>(end - row < kMaxRows ? end - row : kMaxRows);
       matmul_.run(job_.x + row * job_.ldx, job_.ldx, rows, EvenPanels<bf16>{weight, weight + kTile, 2 * kTile},
-                  static_cast<int>(job_.steps), c, kPair, false, {ahead, lines});
-      ahead += job_.steps * lines * 64;
+                  static_cast<int>(job_.steps), c, kPair, false, ahead);
       epilogue_(c, row, rows, pair);
     }
   }

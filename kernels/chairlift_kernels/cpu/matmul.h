@@ -36,10 +36,16 @@ struct ListedPanels {
   const T* second(int step) const { return tiles[step] + offset + distance; }
 };
 
-// Memory to fetch while computing: `lines` cache lines per step.
-struct Ahead {
-  const char* from = nullptr;
-  int lines = 0;
+// What to fetch from memory while computing: fetch() is called once per step, a little each time, so that
+// the 16 or so requests a core can have in flight never run dry and never hold up the loads of the sums.
+struct Stream {
+  const char* from;
+  int lines;  // cache lines per step
+
+  void fetch() {
+    prefetch_lines(from, lines);
+    from += lines * 64;
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -101,24 +107,24 @@ struct VectorMatmul {
   static constexpr int kMaxRows = 2;
 #endif
 
-  template <class Panels>
+  template <class Panels, class Ahead>
   void run(const T* a, int64_t lda, int rows, const Panels& b, int steps, float* c, int64_t ldc,
-           bool accumulate, Ahead ahead = {}) {
+           bool accumulate, Ahead& ahead) {
     dispatch<kMaxRows>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);
   }
 
  private:
-  template <int kRows, class Panels>
+  template <int kRows, class Panels, class Ahead>
   static void dispatch(const T* a, int64_t lda, int rows, const Panels& b, int steps, float* c,
-                       int64_t ldc, bool accumulate, Ahead ahead) {
+                       int64_t ldc, bool accumulate, Ahead& ahead) {
     if (rows == kRows) return multiply<kRows>(a, lda, b, steps, c, ldc, accumulate, ahead);
     if constexpr (kRows > 1)
       dispatch<kRows - 1>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);
   }
 
-  template <int kRows, class Panels>
+  template <int kRows, class Panels, class Ahead>
   static void multiply(const T* a, int64_t lda, const Panels& b, int steps, float* c, int64_t ldc,
-                       bool accumulate, Ahead ahead) {
+                       bool accumulate, Ahead& ahead) {
     Floats sum[kRows][2];
     for (int r = 0; r < kRows; ++r)
       for (int half = 0; half < 2; ++half)
@@ -126,7 +132,7 @@ struct VectorMatmul {
     for (int step = 0; step < steps; ++step) {
       const T* first = b.first(step);
       const T* second = b.second(step);
-      prefetch_lines(ahead.from + static_cast<int64_t>(step) * ahead.lines * 64, ahead.lines);
+      ahead.fetch();
       for (int k = 0; k < kStep; k += kPack<T>) {
         const auto columns = load_pairs(first + k * kLanes, second + k * kLanes);
 #pragma GCC unroll 12

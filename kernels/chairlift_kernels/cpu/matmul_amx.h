@@ -15,9 +15,9 @@ class AmxMatmul {
     if (rows_) _tile_release();
   }
 
-  template <class Panels>
+  template <class Panels, class Ahead>
   void run(const bf16* a, int64_t lda, int rows, const Panels& b, int steps, float* c,
-           int64_t ldc, bool accumulate, Ahead ahead = {}) {
+           int64_t ldc, bool accumulate, Ahead& ahead) {
     configure(rows);
     if (rows > 16)
       multiply<true>(a, lda, b, steps, c, ldc, accumulate, ahead);
@@ -50,9 +50,9 @@ class AmxMatmul {
     asm volatile("ldtilecfg %0" ::"m"(shapes));
   }
 
-  template <bool kTwoHalves, class Panels>
+  template <bool kTwoHalves, class Panels, class Ahead>
   static void multiply(const bf16* a, int64_t lda, const Panels& b, int steps, float* c,
-                       int64_t ldc, bool accumulate, Ahead ahead) {
+                       int64_t ldc, bool accumulate, Ahead& ahead) {
     const int64_t a_bytes = lda * 2, c_bytes = ldc * 4;
     const bf16* a_lower = a + 16 * lda;
     float* c_lower = c + 16 * ldc;
@@ -72,7 +72,7 @@ class AmxMatmul {
       }
     }
     for (int step = 0; step < steps; ++step) {
-      prefetch_lines(ahead.from + static_cast<int64_t>(step) * ahead.lines * 64, ahead.lines);
+      ahead.fetch();
       _tile_loadd(6, b.first(step), 64);
       _tile_loadd(4, a + step * kStep, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
