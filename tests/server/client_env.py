@@ -5,6 +5,7 @@ Made once and kept under ~/.cache/chairlift/clients; `python tests/server/client
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -26,10 +27,13 @@ def client_python(name: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "chairlift" / "clients" / f"{name}-{digest}"
     python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        venv.create(folder, clear=True, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *requirements], check=True)
-        (folder / "complete").touch()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the tests must not make it at once
+        if not (folder / "complete").exists():
+            venv.create(folder, clear=True, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "-q", *requirements], check=True)
+            (folder / "complete").touch()
     return python
 
 
