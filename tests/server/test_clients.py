@@ -30,7 +30,7 @@ print(json.dumps([
 LLAMA_INDEX = """
 import json, sys
 from llama_index.llms.nvidia_triton import NvidiaTriton
-# It counts the pieces itself, and drops the last one of as many as it asked for.
+# It counts the pieces itself, and may drop the last one of as many as it asked for.
 llm = NvidiaTriton(server_url=sys.argv[1], model_name="llm", tokens=7)
 *_, last = llm.stream_complete(sys.argv[2])
 print(json.dumps([llm.complete(sys.argv[2]).text, last.text]))
@@ -60,5 +60,6 @@ def test_litellm_generate_stream_and_infer(server: ServerProcess, answer: str) -
 @pytest.mark.slow
 def test_llama_index_complete_and_stream_complete(server: ServerProcess, answer: str) -> None:
     texts = run("llama-index", LLAMA_INDEX, f"127.0.0.1:{server.grpc_port}", STORY)
-    assert texts == [answer] * 2
+    longer = generate(server, text_input=STORY, max_tokens=7, temperature=0.0).text
+    assert set(texts) <= {answer, longer}
     wait_drained(server)
