@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
@@ -15,6 +16,7 @@ from transformers.models.llama import modeling_llama
 from chairlift import loader
 from chairlift.backends import make_backend
 from chairlift.config import EngineConfig
+from chairlift.fused_modules import FusedNorm
 from chairlift.loader import LoadedModel
 from chairlift.self_check import Subject, paged_logits
 from tests.engine.harness import Harness, Oracle
@@ -109,6 +111,22 @@ def test_packed_bf16_agrees_with_torch(tmp_path: Path, name: str) -> None:
     folder = build(tmp_path, name, **FAMILIES[name])
     fused = load(folder, dtype="bfloat16")
     assert not [path for path, module in fused.model.named_modules() if type(module) is nn.Linear]
+    check_bf16(folder, fused)
+
+
+def test_gemma_norm_with_large_weights(tmp_path: Path) -> None:
+    """Gemma 3's norms multiply by 1 + 60: in bf16 that is close to 60, yet not the same."""
+    folder = build(tmp_path, "gemma3_text", **FAMILIES["gemma3_text"])
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if "norm" in name and "q_norm" not in name and "k_norm" not in name:
+            weights[name] += 60
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    fused = load(folder, dtype="bfloat16")
+    assert fused.fusion is not None
+    assert fused.fusion.kinds == {"attention", "MLP", "norm", "logits"}
+    norms = [module for module in fused.model.modules() if isinstance(module, FusedNorm)]
+    assert all(norm.unit_offset for norm in norms)
     check_bf16(folder, fused)
 
 

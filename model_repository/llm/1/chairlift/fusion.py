@@ -27,7 +27,7 @@ from .fused_modules import (
     Rotation,
     head_norms,
 )
-from .fusion_trials import Run, Side, Trials, in_float32
+from .fusion_trials import Run, Side, Trials, check_error, in_float32, worst_row
 from .linears import LogitsHead, PackedLinear, packs
 
 logger = logging.getLogger(__name__)
@@ -135,21 +135,19 @@ class _Fuser:
             self._report.replaced[path] = kind
 
     def _norm(self, original: nn.Module) -> FusedNorm:
-        """In whichever of the two forms gives the same."""
-        for unit_offset in (False, True):
-            fused = FusedNorm(self._ops, original, unit_offset)
-            try:
-                self._trials.check_rows(original, fused, len(fused.weight))
-            except CantFuse:
-                if unit_offset:
-                    raise
-            else:
-                break
-        return fused
+        """In the form that comes closer: Gemma's weights are so large that both come close."""
+        with in_float32(original):
+            forms = [FusedNorm(self._ops, original, unit_offset) for unit_offset in (False, True)]
+            rows = self._trials.loud_rows(original, len(forms[0].weight))
+            errors = [worst_row(original(rows), fused(rows)) for fused in forms]
+        unit_offset = errors[1] < errors[0]
+        check_error(min(errors), torch.float32, original)
+        return FusedNorm(self._ops, original, unit_offset)
 
     def _mlp(self, original: nn.Module) -> FusedMLP:
         fused = FusedMLP(self._ops, original)
-        self._trials.check_rows(original, fused, self._trials.width)
+        rows = self._trials.loud_rows(original, self._trials.width)
+        check_error(worst_row(original(rows), fused(rows)), rows.dtype, original)
         return fused
 
     def _attention(self, layer: nn.Module) -> FusedAttention:
@@ -173,11 +171,11 @@ class _Fuser:
         for rotation in Rotation:
             fused = self._fused_attention(original, rotation)
             got = Side(self._attention_run(layer, fused), self._make_backend)
-            name, dtype = type(original).__name__, torch.float32
             try:
-                self._trials.check_attention(original.layer_idx, wanted, got, name, dtype)
-            except Exception as error:
-                reasons.append(error)
+                error = self._trials.attention_error(original.layer_idx, wanted, got, torch.float32)
+                check_error(error, torch.float32, original)
+            except Exception as reason:
+                reasons.append(reason)
             else:
                 return rotation
         raise reasons[0]
@@ -200,8 +198,9 @@ class _Fuser:
         whole = FusedDecoderLayer(layer)
         wanted = Side(self._layer_run(layer, layer, whole), self._make_backend)
         got = Side(self._layer_run(layer, whole, whole), self._make_backend)
-        name, dtype = type(layer).__name__, self._trials.dtype
-        self._trials.check_attention(whole.index, wanted, got, name, dtype)
+        dtype = self._trials.dtype
+        error = self._trials.attention_error(whole.index, wanted, got, dtype)
+        check_error(error, dtype, layer)
         return whole
 
     def _layer_run(self, layer: nn.Module, called: nn.Module, whole: FusedDecoderLayer) -> Run:

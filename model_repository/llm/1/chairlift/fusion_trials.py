@@ -67,16 +67,16 @@ class Trials:
         amplitudes = torch.tensor(AMPLITUDES).repeat(rows.shape[1] // len(AMPLITUDES))
         return rows * amplitudes.to(rows)[None, :, None]
 
-    def check_rows(self, original: nn.Module, candidate: nn.Module, width: int) -> None:
-        """Modules of one tensor: rows of several amplitudes through both, or ``CantFuse``."""
-        dtype = next(original.parameters()).dtype
-        rows = self._loud(self.random(dtype, 1, 2 * len(AMPLITUDES), width))
-        self._agree(original(rows), candidate(rows), type(original).__name__)
+    def loud_rows(self, module: nn.Module, width: int) -> Tensor:
+        """Input [1, 8, width] in the dtype of the module's weights, at several amplitudes."""
+        dtype = next(module.parameters()).dtype
+        return self._loud(self.random(dtype, 1, 2 * len(AMPLITUDES), width))
 
-    def check_attention(
-        self, layer: int, original: Side, candidate: Side, name: str, dtype: torch.dtype
-    ) -> None:
-        """A decode far into the context beside a chunk of a prompt; then tokens alone."""
+    def attention_error(
+        self, layer: int, original: Side, candidate: Side, dtype: torch.dtype
+    ) -> float:
+        """The worst row's: a decode far into a context beside a chunk of a prompt, then tokens
+        that are alone."""
         shape = self._layers[layer]
         hidden = self.random(dtype, 1, CHUNK + 1, self.width)
         alone = self._loud(self.random(dtype, 1, len(AMPLITUDES), self.width))
@@ -93,8 +93,7 @@ class Trials:
             outputs.append(
                 [side.run(hidden.clone(), mixed), side.run(alone.clone(), single)],
             )
-        for reference, output in zip(*outputs, strict=True):
-            self._agree(reference, output, name)
+        return max(worst_row(*pair) for pair in zip(*outputs, strict=True))
 
     def position_embeddings(self, hidden: Tensor, layer: nn.Module, batch: StepBatch) -> Any:
         """As the decoder makes them; some models have one rotary embedding per layer type."""
@@ -143,13 +142,16 @@ class Trials:
             backend=backend,
         )
 
-    def _agree(self, reference: Tensor, candidate: Tensor, name: str) -> None:
-        """Row by row, so that big rows don't hide small ones."""
-        if reference.shape != candidate.shape:
-            raise CantFuse(f"{name} gives {tuple(reference.shape)}, not {tuple(candidate.shape)}")
-        wanted, got = reference.float(), candidate.float()
-        signal = wanted.pow(2).mean(-1).sqrt()
-        error = (wanted - got).pow(2).mean(-1).sqrt()
-        worst = float((error / signal.clamp(min=1e-20)).max())
-        if not worst <= TOLERANCE[reference.dtype]:  # so written for NaN
-            raise CantFuse(f"{name} differs by {worst:.1e}")
+
+def worst_row(wanted: Tensor, got: Tensor) -> float:
+    """The largest error over signal of a row, so that big rows don't hide small ones."""
+    if wanted.shape != got.shape:
+        raise CantFuse(f"gives {tuple(wanted.shape)}, not {tuple(got.shape)}")
+    error = (wanted.float() - got.float()).pow(2).mean(-1).sqrt()
+    signal = wanted.float().pow(2).mean(-1).sqrt().clamp(min=1e-20)
+    return float((error / signal).nan_to_num(float("inf")).max())
+
+
+def check_error(error: float, dtype: torch.dtype, original: nn.Module) -> None:
+    if error > TOLERANCE[dtype]:
+        raise CantFuse(f"{type(original).__name__} differs by {error:.1e}")
