@@ -20,7 +20,7 @@ class KernelAttention:
 
     def __init__(self, ops: Any) -> None:
         self._ops = ops
-        self._cache: Any = None
+        self.cache: Any = None
 
     def allocate(
         self,
@@ -30,10 +30,10 @@ class KernelAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype)
+        self.cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype)
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: StepBatch) -> None:
-        self._cache.write(layer, key, value, batch.slot_mapping)
+        self.cache.write(layer, key, value, batch.slot_mapping)
 
     def rope_and_write(
         self,
@@ -57,7 +57,7 @@ class KernelAttention:
             qkv,
             cos,
             sin,
-            self._cache,
+            self.cache,
             layer,
             batch.slot_mapping,
             num_heads=num_heads,
@@ -72,7 +72,7 @@ class KernelAttention:
             query = query.contiguous()
         out: Tensor = self._ops.attend(
             query,
-            self._cache,
+            self.cache,
             layer,
             batch.block_tables,
             batch.query_start,
@@ -86,7 +86,7 @@ class KernelAttention:
         return out
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self._cache.copy_blocks(copies)
+        self.cache.copy_blocks(copies)
 
     def _grid(self, batch: StepBatch) -> Mapping[str, int]:
         """Host-known sizes that a launch needs beside the tensors."""

@@ -27,6 +27,7 @@ from .fused_modules import (
     Rotation,
     head_norms,
 )
+from .fused_stack import stack_layers
 from .fusion_trials import Run, Side, Trials, check_error, in_float32, worst_row
 from .linears import LogitsHead, PackedLinear, packs
 
@@ -68,6 +69,10 @@ def fuse(
         fuser = _Fuser(ops, make_backend, options, trials, report)
         for index, layer in enumerate(stack):
             stack[index] = fuser.layer(f"layers.{index}", layer)
+        stacked = stack_layers(ops, list(stack)) if _alike(stack, layers) else None
+        if stacked is not None:
+            decoder.layers = nn.ModuleList([stacked])
+            report.replaced["layers"] = "stack of layers"
         if isinstance(getattr(decoder, "norm", None), nn.Module):
             fuser.norm(decoder, "norm", "")
     else:
@@ -78,6 +83,18 @@ def fuse(
         model.set_output_embeddings(LogitsHead(ops, head))
         report.replaced["logits"] = "logits"
     return report
+
+
+def _alike(stack: nn.ModuleList, layers: Sequence[LayerShape]) -> bool:
+    """May one call run them all, with one cos and sin? (The kernel takes one shape for all.)"""
+    forms = set()
+    for index, layer in enumerate(stack):
+        if not isinstance(layer, FusedDecoderLayer) or layer.index != index:
+            return False
+        if layer.attention.rotation is not Rotation.AS_GIVEN or layer.returns_tuple:
+            return False
+        forms.add((layer.form, layers[index], getattr(layer, "attention_type", None)))
+    return len(forms) == 1
 
 
 class _Fuser:
