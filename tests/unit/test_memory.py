@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from chairlift.attention import LayerShape
 from chairlift.memory import GIB, cpu_pool_bytes, gpu_pool_bytes, kv_bytes_per_token, size_pool
 from chairlift.plan import main, parse_memory

@@ -1,4 +1,4 @@
-"""The Chairlift engine: continuous batching over a paged KV cache; imports nothing of the server."""
+"""The Chairlift engine: continuous batching over a paged KV cache; knows nothing of the server."""
 
 import os
 

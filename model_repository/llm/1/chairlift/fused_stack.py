@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chairlift_kernels.cpu.decoder import LayerWeights, Normalisation, PackedDecoder
 from torch import Tensor, nn
+
+from chairlift_kernels.cpu.decoder import LayerWeights, Normalisation, PackedDecoder
 
 from .attention import StepBatch
 from .attention_kernels import KernelAttention
@@ -52,7 +53,7 @@ class FusedStack(nn.Module):
 
 
 def stack_layers(ops: Any, layers: Sequence[nn.Module]) -> FusedStack | None:
-    """The layers as one module, or None where they aren't alike or the kernels have no such call."""
+    """The layers as one module, or None where the kernels can't run them so."""
     if not hasattr(ops, "pack_decoder"):
         return None
     weights = []
@@ -73,9 +74,7 @@ def stack_layers(ops: Any, layers: Sequence[nn.Module]) -> FusedStack | None:
         heads.eps if heads is not None else first.before_attention.eps,
         first.before_attention.unit_offset,
     )
-    return FusedStack(
-        ops.pack_decoder(weights, first.attention.num_heads, gated.activation, norms)
-    )
+    return FusedStack(ops.pack_decoder(weights, first.attention.num_heads, gated.activation, norms))
 
 
 def _weights(layer: FusedDecoderLayer) -> LayerWeights | None:

@@ -1,8 +1,8 @@
 """How many requests fit: weights, KV bytes per token, and pool size from a model's config alone.
 
 `chairlift plan` runs this as a script of the model directory (``python -m chairlift.plan``). It
-needs neither weights nor a GPU: the model is built on torch's meta device to count its parameters. The
-engine sizes its pool with the same functions of memory.py and reports the same figures at start.
+needs neither weights nor a GPU: the model is built on torch's meta device to count its parameters.
+The engine sizes its pool with the same functions of memory.py and reports the same figures at start.
 """
 
 from __future__ import annotations
