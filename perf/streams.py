@@ -2,8 +2,8 @@
 """What sending costs: step time with 64 streams being sent, with none, and without a server.
 
 `python perf/streams.py`. A server answers the same 64 requests once streamed token by token and
-once with one response at the end; the engine's own clock measures its steps, so the difference is what
-sending takes from it: the interpreter lock, and the cores that tritonserver and the client share
+once with one response at the end; the engine's own clock measures its steps, so the difference is
+what sending takes from it: the interpreter lock, and the cores that tritonserver and the client share
 with it. The engine alone is the third. Rounds are interleaved.
 """
 

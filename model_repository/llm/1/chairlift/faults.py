@@ -1,7 +1,8 @@
 """Faults on order, for tests on a real server: a step that raises, hangs, or runs out of memory.
 
 Active only where the environment variable CHAIRLIFT_FAULT_INJECTION is set. A fault is ordered by
-a file ``fault`` in the control folder; it holds ``kind count``, and each step takes one off the count.
+a file ``fault`` in the control folder; it holds ``kind count``, and each step takes one off the
+count.
 """
 
 from __future__ import annotations

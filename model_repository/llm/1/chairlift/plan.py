@@ -2,7 +2,7 @@
 
 `chairlift plan` runs this as a script of the model directory (``python -m chairlift.plan``). It
 needs neither weights nor a GPU: the model is built on torch's meta device to count its parameters.
-The engine sizes its pool with the same functions of memory.py and reports the same figures at start.
+The engine sizes its pool with the same functions of memory.py and reports the same at start.
 """
 
 from __future__ import annotations
