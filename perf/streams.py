@@ -3,8 +3,8 @@
 
 `python perf/streams.py`. A server answers the same 64 requests once streamed token by token and
 once with one response at the end; the engine's own clock measures its steps, so the difference is
-what sending takes from it: the interpreter lock, and the cores that tritonserver and the client share
-with it. The engine alone is the third. Rounds are interleaved.
+what sending takes from it: the interpreter lock, and the cores that tritonserver and the client
+share with it. The engine alone is the third. Rounds are interleaved.
 """
 
 from __future__ import annotations

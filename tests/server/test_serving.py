@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from chairlift_client.stream import generate as client_generate
 
+from chairlift_client.stream import generate as client_generate
 from tests.server.harness import ServerProcess, wait_for
 from tests.server.talk import canary, generate, heartbeat, joined, stream, wait_drained
 
