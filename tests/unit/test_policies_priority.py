@@ -50,15 +50,16 @@ def test_F4_preemption_takes_the_lowest_priority_first() -> None:
 
 def test_a_high_one_passes_a_big_low_one_that_stands_aside() -> None:
     """Passing by right of priority is no overtaking; the count is for those who come after."""
-    sim = engine(num_blocks=12, max_overtakes=0, aging_s=0)
+    sim = engine(num_blocks=12, max_overtakes=1, aging_s=0)
     sim.arrive([1] * 4, max_tokens=24, priority=3)
     sim.step()
     big = sim.arrive([2] * 40, max_tokens=4, priority=3)
+    passing, low = (sim.arrive([3 + i] * 4, max_tokens=4, priority=3) for i in range(2))
     sim.step()
-    low = sim.arrive([3] * 4, max_tokens=4, priority=3)
-    high = sim.arrive([4] * 4, max_tokens=4, priority=1)
+    assert passing.first_scheduled == sim.now and big.num_overtaken == 1
+    high = sim.arrive([9] * 4, max_tokens=4, priority=1)
     sim.step()
-    assert high.first_scheduled == sim.now and big.num_overtaken == 0
+    assert high.first_scheduled == sim.now and big.num_overtaken == 1
     assert low.first_scheduled is None
     sim.run()
 
