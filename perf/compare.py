@@ -28,7 +28,6 @@ from measuring.rounds import figures
 from measuring.workload import WorkRequest, fresh, load_workload
 from tokenizers import Tokenizer
 
-DEFAULT_ENGINES = [name for name in ENGINES if name != "transformers-static-32"]
 QUESTION = "The capital of France is"
 ANSWER = "Paris"
 CHECK_TOKENS = 8
@@ -57,7 +56,12 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workloads", nargs="+", default=["A", "B", "C", "D"])
-    parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(ENGINES))
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=list(ENGINES),
+        help="default: all; llama.cpp only once it is built, which naming it here does",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
@@ -75,7 +79,7 @@ def start_all(
     Environments come first: building one beside a loaded engine would be in its way.
     """
     cache, launches = Cache(args.cache), {}
-    for name in args.engines:
+    for name in args.engines or default_engines(cache, comparison):
         spec = ENGINES[name]
         comparison.bits[name] = spec.bits
         if spec.is_ours:
@@ -100,6 +104,15 @@ def start_all(
         except PeerFailed as error:
             note_failure(comparison, name, error)
     return peers
+
+
+def default_engines(cache: Cache, comparison: Comparison) -> list[str]:
+    """All of them, but llama.cpp, which is long to build, only where that has been done."""
+    is_built = cache.llama_program.is_file()
+    if not is_built:
+        reason = "not built on this machine; `--engines llama.cpp-bf16` builds it"
+        comparison.failures["llama.cpp"] = reason
+    return [name for name in ENGINES if is_built or not name.startswith("llama.cpp")]
 
 
 def note_failure(comparison: Comparison, name: str, error: Exception) -> None:

@@ -62,15 +62,15 @@ def main() -> None:
             mode: stack.enter_context(trial_server(settings, batching=mode)) for mode in MODES
         }
         for server in servers.values():
-            run(server, requests_of("W", 0), None, args)
+            run(server, requests_of("W", 0, args), None, args)
         for number in range(args.rounds):
             for mode, server in servers.items():
-                closed[mode].append(run(server, requests_of("E", number), None, args))
+                closed[mode].append(run(server, requests_of("E", number, args), None, args))
                 print(f"round {number + 1} {mode}: {closed[mode][-1]}", flush=True)
         capacity = median(each.requests_per_second for each in closed["static"])
         rate = LOAD_SHARE * capacity
         for number in range(args.rounds):
-            requests = requests_of("E", args.rounds + number)
+            requests = requests_of("E", args.rounds + number, args)
             offsets = poisson_offsets(rate, len(requests), random.Random(number))
             for mode, server in servers.items():
                 poisson[mode].append(run(server, requests, offsets, args))
@@ -84,19 +84,20 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--requests", type=int, help="only the first so many of the workload")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--out", type=Path, default=RESULTS / "modes")
     return parser.parse_args()
 
 
-def requests_of(workload: str, salt: int) -> list[LoadRequest]:
+def requests_of(workload: str, salt: int, args: argparse.Namespace) -> list[LoadRequest]:
     """The workload as the server takes it: token ids, greedy, past any end token."""
     return [
         LoadRequest(
             {"input_ids": each.prompt_ids, "max_tokens": each.max_tokens}, {"ignore_eos": True}
         )
-        for each in fresh(load_workload(workload), salt)
+        for each in fresh(load_workload(workload)[: args.requests], salt)
     ]
 
 

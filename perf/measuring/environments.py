@@ -112,13 +112,18 @@ class Cache:
             scratch.rename(target)
         return target
 
+    @property
+    def llama_program(self) -> Path:
+        """Where llama.cpp's server is once it has been built."""
+        return self.root / "llama.cpp-build" / "build" / "bin" / "llama-server"
+
     def llama_server(self) -> Path:
         """llama.cpp's server, built for this machine from the sources in llama-cpp-python."""
-        python = self.python(TRANSFORMERS)
-        work = self.root / "llama.cpp-build"
-        program = work / "build" / "bin" / "llama-server"
+        program = self.llama_program
         if program.is_file():
             return program
+        work = self.root / "llama.cpp-build"
+        python = self.python(TRANSFORMERS)
         if shutil.which("cmake") is None or shutil.which("g++") is None:
             raise SetupFailed("llama.cpp is built from source, which needs cmake and g++")
         self._say("building llama.cpp, which takes a quarter of an hour")

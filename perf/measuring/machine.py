@@ -33,7 +33,7 @@ def describe_machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "features": [name for name in known if name in present],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
     }
 
