@@ -164,7 +164,8 @@ class Service:
         if isinstance(parsed, StopCall):
             self._stop_running(parsed.request_id, arrival.responder)
             return []
-        deadline = now + arrival.timeout_us / 1e6 if arrival.timeout_us else None
+        timeout_us = arrival.timeout_us or _timeout_parameter(arrival.parameters)
+        deadline = now + timeout_us / 1e6 if timeout_us else None
         client = ClientRequest(arrival.responder, arrival.request_id, deadline)
         made = [self._make(call, client, now, batch_id) for call in parsed]
         for _, request in made:
@@ -231,3 +232,11 @@ class Service:
 
     def _to_ns(self, seconds: float) -> int:
         return int((seconds + self._epoch_offset) * 1e9)
+
+
+def _timeout_parameter(parameters: Mapping[str, object]) -> int:
+    """The timeout of /generate, which reaches the model as a plain parameter."""
+    timeout = parameters.get("timeout", 0)
+    if not isinstance(timeout, int) or timeout < 0:
+        raise RequestError(f"timeout {timeout!r} is not a whole number of microseconds")
+    return timeout
