@@ -236,6 +236,7 @@ class Simulation:
         assert all(r.status is Status.RUNNING for r in self.scheduler.running)
         for request in self.scheduler.waiting:
             assert request.status is Status.WAITING and not request.block_ids
+            assert request.num_overtaken <= self.config.max_overtakes
         worst_case = sum(self.kv.blocks_for(r.max_total_tokens) for r in self.scheduler.running)
         assert self.scheduler._admission._worst_case_blocks == worst_case
         self.kv.check_integrity(everyone)

@@ -30,6 +30,18 @@ def test_F2_small_requests_pass_a_big_one_a_bounded_number_of_times() -> None:
     sim.run()
 
 
+def test_F2_many_small_ones_at_once_do_not_pass_more_often() -> None:
+    sim = engine(num_blocks=20, max_overtakes=2)
+    sim.arrive(unlike(4, 0), max_tokens=36)
+    sim.step()
+    big = sim.arrive(unlike(40, 1), max_tokens=20)
+    small = [sim.arrive(unlike(4, 2 + seed), max_tokens=4) for seed in range(6)]
+    sim.step()
+    assert [s.first_scheduled is not None for s in small] == [True] * 2 + [False] * 4
+    assert big.num_overtaken == 2
+    sim.run()
+
+
 def test_F2_strict_order_is_a_setting() -> None:
     sim = engine(num_blocks=20, max_overtakes=0)
     sim.arrive(unlike(4, 0), max_tokens=36)

@@ -58,6 +58,8 @@ class WaitingRoom:
 
     def candidate(self, position: int) -> Request | None:
         """Who may try to board after ``position`` others have tried without success."""
+        if any(r.num_overtaken >= self._max_overtakes for r in self._front[:position]):
+            return None  # they have been passed often enough, the last time in this step
         head = self.order.peek()
         if position == len(self._front):
             return head
