@@ -68,7 +68,12 @@ class KvCache:
         device: torch.device | str,
         scales: Sequence[Scales] | None = None,
     ) -> None:
-        """Allocate; an e4m3 cache takes one pair of scales per layer, and 1 without them."""
+        """Allocate; an e4m3 cache takes one pair of scales per layer, and 1 without them.
+
+        ValueError from 2^31 slots on: the kernels hold a slot, not its offset, in 32 bits.
+        """
+        if num_blocks * block_size >= 2**31:
+            raise ValueError(f"{num_blocks} blocks of {block_size} are 2^31 slots or more")
         self.shapes = [LayerShape(*shape) for shape in shapes]
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -20,7 +20,7 @@ def to_cache(values, scale, dtype: tl.constexpr, SCALED: tl.constexpr):
     return values.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def kv_write_kernel(
     x_ptr, cache_ptr, scale_ptr, slot_mapping,
     stride_x_token, stride_x_head, stride_block, stride_slot, stride_head,

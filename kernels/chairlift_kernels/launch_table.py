@@ -36,25 +36,31 @@ ACTIVATION_BLOCK = 1024
 COPY_BLOCK = 2048
 # Logits that one program of the sampling kernels holds in registers at a time.
 VOCAB_BLOCK = 4096
+# Requests for up to so many top tokens share one compiled kernel; 20 is what most servers allow.
+TOP_TOKENS = 32
 
-# decode: rows are the query heads of one KV head, and 16 rows are the matrix unit's least. A tile of
-# 128 keys takes 403 instructions where two of 64 take 632 (sm_90, D 128, bf16), in 129 registers and
-# 72 KB: 3 programs on a multiprocessor.
+# decode: rows are the query heads of one KV head, and 16 rows are the matrix unit's least. A tile
+# of 128 keys takes 403 instructions where two of 64 take 632 (sm_90, D 128, bf16), in 129 registers
+# and 72 KB: 3 programs on a multiprocessor.
 DECODE = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 4, 2)}
-# Head sizes below the padded one mask every load: with tiles of 128 keys they spill.
-DECODE_PADDED = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 2), 256: Shape(16, 32, 4, 2)}
+# Head sizes below the padded one mask every load: with the tiles above they spill. The sm_80 line
+# takes these too: 38 KB at D 128 let two programs share the 100 KB of a multiprocessor of sm_89.
+DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 2), 256: Shape(16, 32, 4, 2)}
+# e4m3 is widened in registers.
+DECODE_E4M3 = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 8, 2)}
 # prefill: 128 x 64 with 8 warps is wgmma without spills on sm_90 (190 registers, 96 KB at D 128);
 # 64 x 64 with 4 warps spills on sm_80 and sm_120 at D 128. Above D 128, 64 rows need 8 warps.
 PREFILL = {
-    "sm_80": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 32, 8, 2)},
+    "sm_80": {64: Shape(128, 64, 8, 3), 128: Shape(64, 64, 8, 2), 256: Shape(64, 32, 8, 2)},
     "sm_90": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
-    "sm_100": {64: Shape(128, 64, 8, 2), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
+    "gfx9": {64: Shape(64, 32, 4, 2), 128: Shape(64, 32, 4, 2), 256: Shape(32, 32, 8, 1)},
+    "sm_100": {64: Shape(64, 64, 4, 2), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
 }
 # e4m3 keys and values are widened in registers, which D 256 has no room for in tiles of 64 keys.
 PREFILL_E4M3 = {256: Shape(64, 32, 8, 2)}
-# fp32 inputs are multiplied in full precision, without the matrix units: small tiles, for checks and
-# tiny models.
-FULL_PRECISION = {64: Shape(16, 32, 8, 2), 128: Shape(16, 32, 8, 2), 256: Shape(16, 16, 8, 2)}
+# fp32 inputs are multiplied in full precision, without the matrix units: small tiles, for checks
+# and tiny models.
+FULL_PRECISION = {64: Shape(16, 16, 8, 2), 128: Shape(16, 16, 8, 2), 256: Shape(16, 16, 8, 2)}
 
 
 def capability_of(device: torch.device) -> Capability:
@@ -68,7 +74,9 @@ def supports_fp8(capability: Capability) -> bool:
 
 
 def family_of(capability: Capability) -> str:
-    """sm_80's line also serves sm_86, sm_89 and sm_12x: the same mma.sync, 99 KB of shared memory."""
+    """sm_80's line also serves sm_86, sm_89 and sm_12x; gfx942 reports itself as (9, 4)."""
+    if capability[0] == 9 and capability[1] > 0:
+        return "gfx9"
     return {9: "sm_90", 10: "sm_100"}.get(capability[0], "sm_80")
 
 
@@ -93,13 +101,16 @@ def attention_shape(
     limit = max(64, padded(head_size))
     if limit > 256:
         raise ValueError(f"head size {head_size} is above 256")
-    prefill = PREFILL[family_of(capability)]
+    family = family_of(capability)
+    e4m3 = cache_dtype.itemsize == 1
     if dtype == torch.float32:
         line = FULL_PRECISION
-    elif decode:
-        line = DECODE if head_size == limit else DECODE_PADDED
+    elif not decode:
+        line = PREFILL[family] | PREFILL_E4M3 if e4m3 else PREFILL[family]
+    elif head_size < limit or family in ("sm_80", "gfx9"):
+        line = DECODE_TIGHT
     else:
-        line = prefill if cache_dtype.itemsize > 1 else prefill | PREFILL_E4M3
+        line = DECODE_E4M3 if e4m3 else DECODE
     shape = line[limit]
     return shape._replace(block_m=max(shape.block_m, padded(group)))
 

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chairlift_kernels.launch_table import VOCAB_BLOCK
+from chairlift_kernels.launch_table import TOP_TOKENS, VOCAB_BLOCK
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -24,7 +24,7 @@ LEAST = tl.constexpr(-3.0e38)
 
 
 class Logprobs(NamedTuple):
-    """chosen fp32 [R], rank int32 [R], top_ids int64 [R, n], top fp32 [R, n]; log_sum = log sum e^l."""
+    """fp32 chosen [R], top [R, n] and log_sum [R] = log sum e^l; rank int32 [R], top_ids int64."""
 
     chosen: torch.Tensor
     rank: torch.Tensor
@@ -33,7 +33,9 @@ class Logprobs(NamedTuple):
     log_sum: torch.Tensor
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(
+    do_not_specialize=["size"], do_not_specialize_on_alignment=["token_ids", "chosen", "rank"]
+)
 def token_logprob_kernel(
     logits, token_ids, chosen, rank, log_sum, stride_row, size, BLOCK: tl.constexpr
 ):
@@ -116,6 +118,6 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logpr
         )
         merge_top_kernel[(rows,)](
             values, ids, log_sum, top, top_ids, candidates, count,
-            CANDIDATES=triton.next_power_of_2(candidates), num_warps=8,
+            CANDIDATES=triton.next_power_of_2(parts * max(count, TOP_TOKENS)), num_warps=8,
         )  # fmt: skip
     return Logprobs(chosen, rank, top_ids, top, log_sum)

@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_splits", "window"])
+@triton.jit(
+    do_not_specialize=["num_splits", "window"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens"],
+)
 def merge_splits_kernel(
     partial_acc, partial_stats, out_ptr, query_start, seq_lens,
     num_splits, window, stride_out_token, stride_out_head,

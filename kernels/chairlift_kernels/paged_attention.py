@@ -14,8 +14,8 @@ For a query token at position p of a request, query head h and its KV head g = h
 
 A program owns BLOCK_M rows: row r is (token r // G, query head g * G + r % G), so that a tile of
 keys is read once for all query heads that share it; rows past BLOCK_Q * G idle. Keys come in tiles
-at fixed multiples of TILE and, in the decode shape, splits at fixed multiples of SPLIT: the order of
-additions follows from positions alone, never from the batch or from how a prompt was cut into
+at fixed multiples of TILE and, in the decode shape, splits at fixed multiples of SPLIT: the order
+of additions follows from positions alone, never from the batch or from how a prompt was cut into
 chunks. Grids follow from sizes known to the host; programs without work return.
 """
 
@@ -29,7 +29,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def _find_row(query_start, first_row, num_rows, block, BLOCK_Q: tl.constexpr):
     """The row of a block of query tokens and its first token in the row.
 
-    Row i has the blocks from start_i // BLOCK_Q + i on, which leaves room for its last, part-full one.
+    Row i has the blocks from start_i // BLOCK_Q + i on: room for its last, part-full one.
     """
     base = tl.load(query_start + first_row)
     low = 0
@@ -131,7 +131,10 @@ def _key_range(
     return key_low, begin, full_begin, tl.maximum(full_end, full_begin), end
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "num_splits", "window", "stride_table"])
+@triton.jit(
+    do_not_specialize=["first_row", "num_rows", "num_splits", "window", "stride_table"],
+    do_not_specialize_on_alignment=["block_tables", "query_start", "seq_lens"],
+)
 def paged_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_acc, partial_stats,
     sinks, k_scale, v_scale, block_tables, query_start, seq_lens,

@@ -15,7 +15,10 @@ import triton.language as tl
 from chairlift_kernels.launch_table import VOCAB_BLOCK
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(
+    do_not_specialize=["size"],
+    do_not_specialize_on_alignment=["slots", "repetition", "presence", "frequency"],
+)
 def penalties_kernel(
     logits, prompt_counts, output_counts, slots, repetition, presence, frequency,
     stride_row, stride_prompt, stride_output, size, BLOCK: tl.constexpr,

@@ -19,11 +19,10 @@ from chairlift_kernels.launch_table import row_warps
 def normalise(x, weight, mean_square, eps, dtype: tl.constexpr, UNIT_OFFSET: tl.constexpr):
     """fp32 x and weight -> fp32 values that are exact in `dtype`."""
     scaled = x * tl.rsqrt(mean_square + eps)
-    if UNIT_OFFSET:
-        out = scaled * (1.0 + weight)
-    else:
-        out = scaled.to(dtype).to(tl.float32) * weight
-    return out.to(dtype).to(tl.float32)
+    if not UNIT_OFFSET:
+        scaled = scaled.to(dtype).to(tl.float32)
+    factor = 1.0 + weight if UNIT_OFFSET else weight
+    return (scaled * factor).to(dtype).to(tl.float32)
 
 
 @triton.jit

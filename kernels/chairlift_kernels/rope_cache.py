@@ -8,9 +8,10 @@ For every head of q and k, over its first R dimensions (R <= D; the others pass 
 
     qkv            [T, H D + H_kv D + H_kv Dv]: q heads, k heads, v heads; last dimension contiguous
     cos, sin       [T, R]; norm weights [D]; q out [T, H, D]
-    k, v cache     [blocks, block_size, H_kv, D or Dv]: k rotated, v as it is; token t goes to slot slot_mapping[t],
-                   block slot // block_size; slot -1 writes nothing. An e4m3 cache takes round(x / scale of the head).
-    slot_mapping   int64 [T]; k_scale, v_scale fp32 [H_kv]
+    k, v cache     [blocks, block_size, H_kv, D or Dv]: k rotated, v as it is; an e4m3 cache takes
+                   round(x / scale of the head)
+    slot_mapping   int64 [T]: the slot of token t, in block slot // block_size; -1 writes nothing
+    k_scale, v_scale   fp32 [H_kv]
 """
 
 import triton
@@ -47,7 +48,7 @@ def _rotated(
     D: tl.constexpr, R: tl.constexpr, HALF_PAD: tl.constexpr, TAIL_PAD: tl.constexpr,
     NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Normed and rotated heads in three parts: both rotated halves [heads, HALF_PAD] and the tail [heads, TAIL_PAD]."""
+    """Normed, rotated heads in three parts: halves [heads, HALF_PAD], tail [heads, TAIL_PAD]."""
     HALF: tl.constexpr = R // 2
     x1 = _load_part(head, 0, HALF, present, HALF_PAD)
     x2 = _load_part(head, HALF, HALF, present, HALF_PAD)
@@ -63,9 +64,10 @@ def _rotated(
     return y1, y2, tail
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def rope_cache_kernel(
-    qkv_ptr, cos_ptr, sin_ptr, q_out_ptr, k_ptr, v_ptr, k_scale, v_scale, slot_mapping, q_norm, k_norm, eps,
+    qkv_ptr, cos_ptr, sin_ptr, q_out_ptr, k_ptr, v_ptr, k_scale, v_scale, slot_mapping,
+    q_norm, k_norm, eps,
     stride_qkv, stride_cos, stride_sin, stride_q_token,
     stride_k_block, stride_k_slot, stride_k_head, stride_v_block, stride_v_slot, stride_v_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, R: tl.constexpr,
@@ -84,7 +86,8 @@ def rope_cache_kernel(
         heads = group * BLOCK_H + tl.arange(0, BLOCK_H)
         present = heads < HEADS
         y1, y2, tail = _rotated(
-            row + heads * D, present, cos, sin, q_norm, eps, dtype, D, R, HALF_PAD, TAIL_PAD, NORM, UNIT_OFFSET
+            row + heads * D, present, cos, sin, q_norm, eps, dtype,
+            D, R, HALF_PAD, TAIL_PAD, NORM, UNIT_OFFSET,
         )  # fmt: skip
         out = q_out_ptr + token * stride_q_token + heads * D
         _store_part(out, 0, R // 2, present, y1.to(dtype))
@@ -101,22 +104,16 @@ def rope_cache_kernel(
     scale_k = tl.load(k_scale + heads, mask=present, other=1.0)[:, None] if SCALED else 1.0
     scale_v = tl.load(v_scale + heads, mask=present, other=1.0)[:, None] if SCALED else 1.0
     y1, y2, tail = _rotated(
-        row + (HEADS + heads) * D, present, cos, sin, k_norm, eps, dtype, D, R, HALF_PAD, TAIL_PAD, NORM, UNIT_OFFSET
+        row + (HEADS + heads) * D, present, cos, sin, k_norm, eps, dtype,
+        D, R, HALF_PAD, TAIL_PAD, NORM, UNIT_OFFSET,
     )  # fmt: skip
     k_type = k_ptr.dtype.element_ty
-    k_out = (
-        k_ptr + block * stride_k_block + entry * stride_k_slot + heads.to(tl.int64) * stride_k_head
-    )
-    _store_part(
-        k_out, 0, R // 2, present, to_cache(y1.to(dtype).to(tl.float32), scale_k, k_type, SCALED)
-    )
-    _store_part(
-        k_out,
-        R // 2,
-        R // 2,
-        present,
-        to_cache(y2.to(dtype).to(tl.float32), scale_k, k_type, SCALED),
-    )
+    k_out = k_ptr + block * stride_k_block + entry * stride_k_slot
+    k_out += heads.to(tl.int64) * stride_k_head
+    y1 = to_cache(y1.to(dtype).to(tl.float32), scale_k, k_type, SCALED)
+    y2 = to_cache(y2.to(dtype).to(tl.float32), scale_k, k_type, SCALED)
+    _store_part(k_out, 0, R // 2, present, y1)
+    _store_part(k_out, R // 2, R // 2, present, y2)
     _store_part(k_out, R, D - R, present, to_cache(tail, scale_k, k_type, SCALED))
     value = _load_part(row + (HEADS + KV_HEADS) * D + heads * DV, 0, DV, present, DV_PAD)
     v_out = (

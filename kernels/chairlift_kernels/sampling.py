@@ -82,7 +82,10 @@ def _largest_threshold(
     return _ordered(low.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(
+    do_not_specialize=["size"],
+    do_not_specialize_on_alignment=["temperature", "top_k", "top_p", "min_p", "threshold"],
+)
 def threshold_kernel(
     logits, temperature, top_k, top_p, min_p, threshold, stride_row, size,
     PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -118,7 +121,12 @@ def threshold_kernel(
     tl.store(threshold + index, result)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(
+    do_not_specialize=["size"],
+    do_not_specialize_on_alignment=[
+        "temperature", "threshold", "seeds", "sample_index", "positions",
+    ],
+)  # fmt: skip
 def draw_kernel(
     logits, temperature, threshold, seeds, sample_index, positions, best_score, best_token,
     stride_row, size, BLOCK: tl.constexpr,

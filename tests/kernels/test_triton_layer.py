@@ -197,7 +197,7 @@ def test_copies_outside_the_cache_are_refused(ops: TritonOps) -> None:
 
 
 def test_e4m3_entries_are_scaled_rounded_and_clamped(ops: TritonOps) -> None:
-    """In the interpreter only values that need no rounding: its own loses the carry (7.8 gives 4)."""
+    """In the interpreter only values that need no rounding: its own loses carries (7.8 -> 4)."""
     if ops.device.type == "cuda" and ops.capability < (8, 9):
         pytest.skip("e4m3 needs sm_89")
     ops = TritonOps(ops.device, capability=max(ops.capability, (9, 0)))
