@@ -77,7 +77,8 @@ class PackedLinear(nn.Module):
         self._linear = make_linear(ops, linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        out = self._linear(x.reshape(-1, x.shape[-1]))
+        return out.view(*x.shape[:-1], out.shape[-1])
 
 
 class LogitsHead(nn.Module):
@@ -92,7 +93,7 @@ class LogitsHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1])
         logits: Tensor = self._ops.linear(rows, self._packed, out_dtype=torch.float32)
-        return logits.view(*hidden.shape[:-1], -1)
+        return logits.view(*hidden.shape[:-1], logits.shape[-1])  # a step may sample no row
 
 
 def packs(ops: Any, weight: Tensor) -> bool:
