@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of models and loading with the oldest and the newest transformers that pyproject.toml
 # allows, or with the versions named as arguments. Each version is laid over .venv in a folder of its
-# own, which is deleted afterwards; .venv itself stays as it is.
+# own, which is deleted afterwards; .venv itself stays as it is. (SmolLM2 is left out: its folder was
+# written by the pinned version, and older ones can't read its tokenizer.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,11 +21,13 @@ export OMP_NUM_THREADS=1
 failed=()
 for version in "${versions[@]}"; do
     overlay=$work/$version
-    "$python" -m pip install -q --disable-pip-version-check --target "$overlay" \
+    "$python" -m pip install -q -q --disable-pip-version-check --target "$overlay" \
         --constraint "$work/constraints.txt" "transformers==$version"
     echo "== transformers $version"
     PYTHONPATH=$overlay "$python" -c "import transformers; assert transformers.__version__ == '$version'"
-    PYTHONPATH=$overlay "$python" -m pytest -q -p no:cacheprovider -m "not slow" \
-        tests/engine/test_{families,fusion,rotary,loader,gguf}.py || failed+=("$version")
+    tests=(tests/engine/test_{families,fusion,rotary,loader}.py)
+    [ "${version%%.*}" -lt 5 ] || tests+=(tests/engine/test_gguf.py)  # refused below 5
+    PYTHONPATH=$overlay "$python" -m pytest -q -p no:cacheprovider -k "not smollm2" "${tests[@]}" \
+        || failed+=("$version")
 done
 [ ${#failed[@]} -eq 0 ] || { echo "failed with transformers ${failed[*]}" >&2; exit 1; }

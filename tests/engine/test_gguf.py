@@ -108,6 +108,7 @@ def write(file: Path, weights: dict[str, torch.Tensor], config: Any, backend: An
     writer.add_token_merges([" ".join(pair) for pair in written["merges"]])
     writer.add_eos_token_id(0)
     writer.add_bos_token_id(0)
+    writer.add_add_bos_token(False)
     for name, tensor in file_tensors(weights).items():
         writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()

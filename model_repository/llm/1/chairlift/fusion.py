@@ -25,6 +25,7 @@ from .fused_modules import (
     FusedMLP,
     FusedNorm,
     Rotation,
+    adopt,
     head_norms,
 )
 from .fused_stack import stack_layers
@@ -71,6 +72,7 @@ def fuse(
             stack[index] = fuser.layer(f"layers.{index}", layer)
         stacked = stack_layers(ops, list(stack)) if _alike(stack, layers) else None
         if stacked is not None:
+            adopt(stacked, stack[0])
             decoder.layers = nn.ModuleList([stacked])
             report.replaced["layers"] = "stack of layers"
         if isinstance(getattr(decoder, "norm", None), nn.Module):

@@ -88,6 +88,11 @@ def resolve_source(config: EngineConfig) -> Source:
     }
     if not config.model.endswith(".gguf"):
         return Source(config.model, options)
+    if int(transformers.__version__.split(".")[0]) < 5:
+        raise UnsupportedModel(
+            f"GGUF files need transformers 5, not {transformers.__version__}, whose tokenizers put "
+            "a BOS token before every prompt, whatever the file says"
+        )
     path = Path(config.model)
     if path.is_file():
         return Source(str(path.parent), {**options, "gguf_file": path.name})
