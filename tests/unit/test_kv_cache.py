@@ -192,6 +192,20 @@ def test_a_fork_without_room_for_its_copy_waits_unharmed() -> None:
     kv.check_integrity([child])
 
 
+def test_a_spare_block_does_not_pay_for_a_copy() -> None:
+    """What a failed step left to its request can't be the target of somebody's tail."""
+    kv = KVCacheManager(5, 4)
+    parent, child, other = (new_request([uid] * 6, uid) for uid in range(3))
+    compute(kv, parent)
+    parent.token_ids += [7] * 4
+    assert kv.allocate(parent, 4) and len(parent.block_ids) == 3
+    kv.forget(parent, 6)
+    kv.fork(parent, child)
+    assert kv.allocate(other, 4) and kv.num_free == 0
+    assert not kv.allocate(parent, 1)
+    kv.check_integrity([parent, child, other])
+
+
 def test_what_a_failed_step_was_to_fill_is_not_found() -> None:
     kv = KVCacheManager(9, 2)
     first = new_request([1, 2, 3, 4, 5, 6, 7])

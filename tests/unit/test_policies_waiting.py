@@ -8,6 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from chairlift.kv_cache import KVCacheManager
+from chairlift.prefix_match import PrefixMatch
 from chairlift.queue_order import RankedQueue
 from chairlift.request import Request, SamplingParams
 from chairlift.waiting_room import MAX_ASIDE
@@ -66,6 +68,19 @@ def test_prefix_order_uses_a_prefix_before_it_is_evicted() -> None:
         assert max(request.num_overtaken for request in requests) <= 16
     assert cached["fcfs"] == 0
     assert cached["prefix"] == 3 * 5 * 40
+
+
+def test_prefix_order_looks_again_in_each_step() -> None:
+    kv = KVCacheManager(30, 4)
+    order = PrefixMatch(kv, max_overtakes=9)
+    older, younger = (Request(uid, [uid] * 9, SamplingParams(), 0, 0.0) for uid in range(2))
+    order.push(older)
+    order.push(younger)
+    assert order.peek() is older, "the oldest, where nobody's prefix is known"
+    reader = Request(2, [1] * 9, SamplingParams(), 0, 0.0)
+    assert kv.allocate(reader, 9)
+    order.refresh()
+    assert order.peek() is younger
 
 
 def test_prefix_order_passes_nobody_more_often_than_allowed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from chairlift.config import EngineConfig
+from chairlift.step_budget import RECOVERY_STEPS, StepBudget
 from tests.unit.scheduler_cases import engine, shape, unlike
 from tests.unit.simulation import Trouble
 
@@ -72,6 +74,20 @@ def test_after_running_out_of_memory_steps_shrink_and_recover() -> None:
     sim.run()
     sim.arrive(unlike(32, 999))
     assert sim.step().num_tokens == 32
+
+
+def test_the_step_after_a_failed_one_is_not_larger_than_half() -> None:
+    """Else a limit of one token could never be reached, and the engine would retry for ever."""
+    budget = StepBudget(EngineConfig(max_num_batched_tokens=512), 16)
+    limits = []
+    for num_tokens in (512, 256, 3, 1):
+        budget.halve(num_tokens)
+        budget.start_step()
+        limits.append(budget.limit)
+    assert limits == [256, 128, 1, 1]
+    for _ in range(RECOVERY_STEPS):
+        budget.start_step()
+    assert budget.limit == 512
 
 
 def test_a_limit_below_the_number_of_decodes_preempts_the_newest() -> None:
