@@ -56,7 +56,6 @@ class EngineConfig(BaseModel):
 
     # KV cache
     block_size: int = Field(16, ge=1, le=256)
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     num_kv_blocks: int | None = Field(None, ge=1)
     max_tokens_in_kv_cache: int | None = Field(
         None,
@@ -94,7 +93,6 @@ class EngineConfig(BaseModel):
     max_running_per_tenant: int | None = Field(None, ge=1)
     max_queued_tokens_per_tenant: int | None = Field(None, ge=1)
     max_waiting: int | None = Field(None, ge=1)
-    one_step_ahead: bool = False
     trace: bool = False
     trace_steps: int = Field(20_000, ge=1)
 

@@ -124,7 +124,7 @@ def _make_book(
     settings = {
         "block_size": config.block_size,
         "num_gpu_blocks": parts.pool.num_usable_blocks,
-        "cache_dtype": config.kv_cache_dtype,
+        "cache_dtype": str(parts.loaded.dtype).removeprefix("torch."),
         "enable_prefix_caching": config.enable_prefix_caching,
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "num_gpu_blocks_override": config.num_kv_blocks,

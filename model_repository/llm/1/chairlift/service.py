@@ -182,6 +182,11 @@ class Service:
         try:
             if not self.config.triton_queues:
                 self.engine.check_room()
+            if not 0 <= call.priority <= self.config.priority_levels:
+                raise RequestError(
+                    f"llm_priority is {call.priority}; it goes from 1, the highest, to "
+                    f"{self.config.priority_levels}, and 0 is the default"
+                )
             prompt = self._prompts.prepare(call)
             request = self._request(call, prompt, now, batch_id)
             self.engine.check_fits(request)
