@@ -40,7 +40,7 @@ class Prompt:
 
 PROMPTS = [
     Prompt(f"{SYSTEM if i % 2 else ''}Tell me about lift number {i}, please.", 12 + 12 * (i % 4))
-    for i in range(12)
+    for i in range(8)
 ]
 
 

@@ -23,6 +23,7 @@ from chairlift_client.admin import GRPC_HEADER, HEADER, KEY_FILE
 from chairlift_client.scrape import Interval, Scrape
 from tests.server.harness import ServerProcess, wait_for
 from tests.server.talk import generate, heartbeat, stream, wait_drained
+from tests.unit.test_deploy import TRITONS_OWN
 
 SUCCESS = "vllm:request_success_total"
 COUNTS = {
@@ -184,6 +185,7 @@ def test_every_metric_is_there_under_its_name(server: ServerProcess) -> None:
     generate(server, text_input="x", max_tokens=0)
     exposed = {name for spec in ALL for name in spec.exposed()}
     wait_for("all names", lambda: exposed <= scrape(server).names, 10.0)
+    assert scrape(server).names >= TRITONS_OWN, "names that deploy/ uses"
     blocks = scrape(server).by_label("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type")
     assert set(blocks) == {"max", "free", "used", "tokens_per", "reused", "fraction"}
     assert blocks["tokens_per"] == 16 and blocks["max"] > 0

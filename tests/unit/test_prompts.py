@@ -176,6 +176,15 @@ def test_p6_ids_outside_the_vocabulary_are_refused() -> None:
             prepare(tokenizer, prompt, **params)
 
 
+def test_tokens_that_the_model_has_no_rows_for_are_refused() -> None:
+    tokenizer = harness.byte_level()
+    largest = max(tokenizer("xyz").input_ids)
+    small = PromptProcessor(tokenizer, None, max_model_len=64, vocab_size=largest)
+    call = GenerateCall("", TextPrompt("xyz"), SamplingParams(), OutputOptions())
+    with pytest.raises(RequestError, match=f"text_input holds token id {largest}, .* {largest}$"):
+        small.prepare(call)
+
+
 def test_top_k_of_the_whole_vocabulary_is_off() -> None:
     tokenizer = harness.byte_level()
     assert prepare(tokenizer, TokenPrompt((1,)), top_k=2**40).params.top_k == 0

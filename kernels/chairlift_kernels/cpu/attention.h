@@ -264,8 +264,9 @@ class AttentionWorker {
   void add_values(const Item& item, const Pass& pass, int i, int buffer, const Sums& sums) {
     if (pass.row == 0 && i == 0)
       values_.locate(pass.keys, item.kv_head, [&](int64_t key) { return p_.block(item.sequence, key); });
-    matmul_.run(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows), values_.panels(i * kPair),
-                pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_, true, fetcher_);
+    matmul_.run(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows),
+                values_.panels(i * kPair), pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_,
+                true, fetcher_);
   }
 };
 

@@ -134,17 +134,19 @@ using namespace chairlift;
 
 
 // weight [n, k] with row stride ld -> panels at slots first_slot, first_slot + slot_stride, ...
-CHAIRLIFT_EXPORT void chairlift_pack(const bf16* weight, int64_t n, int64_t k, int64_t ld, bf16* packed, int64_t first_slot,
-                    int64_t slot_stride, int threads) {
+CHAIRLIFT_EXPORT void chairlift_pack(const bf16* weight, int64_t n, int64_t k, int64_t ld, bf16* packed,
+                                     int64_t first_slot, int64_t slot_stride, int threads) {
   parallel_ranges(threads, ceil_div(n, kLanes), 1, [&](int64_t panel, int64_t) {
     bf16* to = panel_at(packed, first_slot + panel * slot_stride, ceil_div(k, kStep));
     pack_panel(weight + panel * kLanes * ld, n - panel * kLanes, k, ld, to);
   });
 }
 
-// x [rows, k] (row stride ldx), out [rows, n] contiguous bf16 or fp32, residual [rows, n] or null.
-CHAIRLIFT_EXPORT void chairlift_linear(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed, int64_t n,
-                      const float* bias, const bf16* residual, void* out, int out_is_float, int threads) {
+// x [rows, k] (row stride ldx), out [rows, n] contiguous bf16 or fp32, residual [rows, n] or null; out must not
+// be the residual: some rows may be computed twice.
+CHAIRLIFT_EXPORT void chairlift_linear(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed,
+                                       int64_t n, const float* bias, const bf16* residual, void* out,
+                                       int out_is_float, int threads) {
   const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(n, kPair), n};
   if (out_is_float)
     run(job, k, threads, PlainEpilogue<float>{bias, residual, static_cast<float*>(out), n});
@@ -153,8 +155,8 @@ CHAIRLIFT_EXPORT void chairlift_linear(const bf16* x, int64_t ldx, int64_t rows,
 }
 
 // x [rows, k], packed gate and up [inner, k] -> out [rows, inner].
-CHAIRLIFT_EXPORT void chairlift_gate_up(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed, int64_t inner,
-                       int activation, bf16* out, int threads) {
+CHAIRLIFT_EXPORT void chairlift_gate_up(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed,
+                                        int64_t inner, int activation, bf16* out, int threads) {
   const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(inner, kLanes), inner};
   run(job, k, threads, GatedEpilogue{static_cast<Activation>(activation), out, inner});
 }

@@ -152,7 +152,13 @@ def attend_from_model(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, H, T, D], key and value [1, Hkv, T, D]."""
+    """transformers' attention interface: query [1, H, T, D], key and value [1, Hkv, T, D].
+
+    transformers makes no mask for an implementation it doesn't know: one that is there is the
+    model's own and says more than causality and a window.
+    """
+    if attention_mask is not None:
+        raise ValueError("the model brings an attention mask of its own")
     layer = module.layer_idx
     assert isinstance(layer, int)
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))

@@ -239,7 +239,7 @@ class Engine:
         """Raises ``RequestError`` for a request whose deadline can't be met, given the queue."""
         if request.deadline is None:
             return
-        queued = sum(r.num_tokens - r.num_computed for r in self._scheduler.waiting)
+        queued = self._scheduler.waiting.num_queued_prompt_tokens
         lateness = self._deadlines.lateness(request, self._clock(), queued)
         if lateness:
             raise too_late(lateness)
