@@ -9,6 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from .weight_memory import WeightMemory
+
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 _PANEL, _PAIR, _STEP = 16, 32, 32  # matmul.h: columns of a panel and of a pair, k of a tile
 
@@ -43,10 +45,12 @@ def activation_code(activation: Activation) -> int:
     return names.index(activation)
 
 
-def pack_linear(library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def pack_linear(
+    library: ctypes.CDLL, memory: WeightMemory, weight: Tensor, bias: Tensor | None
+) -> PackedLinear:
     """Copy weight [N, K] into panels; the caller may free the original."""
     n, k = _check_weight(weight)
-    panels = _empty_panels(_round_up(n, _PAIR), k)
+    panels = _empty_panels(memory, _round_up(n, _PAIR), k)
     _pack(library, weight, panels, first_slot=0, slot_stride=1)
     wide = None if bias is None else bias.detach().float().contiguous()
     if wide is not None and wide.shape != (n,):
@@ -56,12 +60,14 @@ def pack_linear(library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> Pa
     )
 
 
-def pack_gate_up(library: ctypes.CDLL, gate: Tensor, up: Tensor) -> PackedGateUp:
+def pack_gate_up(
+    library: ctypes.CDLL, memory: WeightMemory, gate: Tensor, up: Tensor
+) -> PackedGateUp:
     """Copy gate and up [I, K] into alternating panels, so that one pass computes act(gate) * up."""
     inner, k = _check_weight(gate)
     if _check_weight(up) != (inner, k):
         raise ValueError(f"gate is {tuple(gate.shape)}, up is {tuple(up.shape)}")
-    panels = _empty_panels(2 * _round_up(inner, _PANEL), k)
+    panels = _empty_panels(memory, 2 * _round_up(inner, _PANEL), k)
     _pack(library, gate, panels, first_slot=0, slot_stride=2)
     _pack(library, up, panels, first_slot=1, slot_stride=2)
     return PackedGateUp(k, inner, panels, panels.data_ptr())
@@ -73,9 +79,9 @@ def _check_weight(weight: Tensor) -> tuple[int, int]:
     return weight.shape[0], weight.shape[1]
 
 
-def _empty_panels(columns: int, k: int) -> Tensor:
+def _empty_panels(memory: WeightMemory, columns: int, k: int) -> Tensor:
     # Zeros: columns beyond N in the last pair are multiplied, though never written out.
-    return torch.zeros(columns * _round_up(k, _STEP), dtype=torch.bfloat16)
+    return memory.zeros(columns * _round_up(k, _STEP))
 
 
 def _pack(

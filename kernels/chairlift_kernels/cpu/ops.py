@@ -22,6 +22,7 @@ from .linear import (
     pack_gate_up,
     pack_linear,
 )
+from .weight_memory import WeightMemory
 
 _MAX_HEAD_DIM = 512  # elementwise.cpp: kMaxHeadDim
 
@@ -36,11 +37,12 @@ class CpuOps:
     def __init__(self, variant: str = "native") -> None:
         self._library = load_library(variant)
         bind(self._library)
+        self._weight_memory = WeightMemory(self._library)
         self.instructions: str = self._library.chairlift_instructions().decode()
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """Pack weight [N, K] bf16 (any N, K) and bias [N]."""
-        return pack_linear(self._library, weight, bias)
+        return pack_linear(self._library, self._weight_memory, weight, bias)
 
     def linear(
         self,
@@ -69,7 +71,7 @@ class CpuOps:
 
     def pack_gate_up(self, gate: Tensor, up: Tensor) -> PackedGateUp:
         """Pack the gate and up weights [I, K] bf16 of a gated MLP."""
-        return pack_gate_up(self._library, gate, up)
+        return pack_gate_up(self._library, self._weight_memory, gate, up)
 
     def gate_up(self, x: Tensor, packed: PackedGateUp, activation: Activation) -> Tensor:
         """x [M, K] bf16 -> act(x G^T) * (x U^T) [M, I] bf16, rounded once."""
