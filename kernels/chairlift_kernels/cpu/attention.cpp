@@ -6,15 +6,21 @@
 namespace chairlift {
 namespace {
 
+constexpr int64_t kEnough = 4;  // items per thread: with fewer a thread may be left idle at the end
+
 template <class T>
 class Planner {
  public:
-  Planner(const Problem<T>& problem, int64_t sequences) : p_(problem) {
+  Planner(const Problem<T>& problem, int64_t sequences, int threads) : p_(problem) {
     // Prompt chunks first: they are the long items, and decoding rows then level out the threads.
+    int64_t decoding = 0;
+    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+      if (p_.starts[sequence + 1] - p_.starts[sequence] > 1) add(sequence, 1);
+      decoding += p_.starts[sequence + 1] - p_.starts[sequence] == 1;
+    }
+    const int64_t together = decoding >= kEnough * threads ? most_together() : 1;
     for (int64_t sequence = 0; sequence < sequences; ++sequence)
-      if (p_.starts[sequence + 1] - p_.starts[sequence] > 1) add(sequence);
-    for (int64_t sequence = 0; sequence < sequences; ++sequence)
-      if (p_.starts[sequence + 1] - p_.starts[sequence] == 1) add(sequence);
+      if (p_.starts[sequence + 1] - p_.starts[sequence] == 1) add(sequence, together);
   }
 
   std::vector<Item> items;
@@ -22,22 +28,34 @@ class Planner {
  private:
   const Problem<T>& p_;
 
-  void add(int64_t sequence) {
+  // KV heads whose rows of one token fit into an item. Sixteen rows and fewer only: with more the matrix
+  // unit works on whole tiles, and would write into the rows of the next head.
+  int64_t most_together() const {
+    const int64_t group = p_.heads / p_.cache.heads;
+    if (group > 16 || group > Matmul<T>::kMaxRows) return 1;
+    const int64_t most = kItemRows<T> / group;
+    return most < p_.cache.heads ? most : p_.cache.heads;
+  }
+
+  void add(int64_t sequence, int64_t together) {
     const int64_t group = p_.heads / p_.cache.heads;
     const int64_t heads = group < kItemRows<T> ? group : kItemRows<T>;
-    for (int64_t kv_head = 0; kv_head < p_.cache.heads; ++kv_head)
-      for (int64_t head = 0; head < group; head += heads)
-        add_tokens(sequence, kv_head, kv_head * group + head, group - head < heads ? group - head : heads);
+    for (int64_t kv_head = 0; kv_head < p_.cache.heads; kv_head += together)
+      for (int64_t head = 0; head < group; head += heads) {
+        const int64_t kv_heads = p_.cache.heads - kv_head < together ? p_.cache.heads - kv_head : together;
+        add_tokens(sequence, kv_head, kv_heads, kv_head * group + head, group - head < heads ? group - head : heads);
+      }
   }
 
   // Latest tokens first: they attend to the most keys.
-  void add_tokens(int64_t sequence, int64_t kv_head, int64_t first_head, int64_t heads) {
+  void add_tokens(int64_t sequence, int64_t kv_head, int64_t kv_heads, int64_t first_head, int64_t heads) {
     const int64_t begin = p_.starts[sequence], step = kItemRows<T> / heads;
     for (int64_t end = p_.starts[sequence + 1]; end > begin; end -= step) {
       const int64_t token = end - step > begin ? end - step : begin;
       Item item{};
       item.sequence = static_cast<int32_t>(sequence);
       item.kv_head = static_cast<int32_t>(kv_head);
+      item.kv_heads = static_cast<int32_t>(kv_heads);
       item.first_head = static_cast<int32_t>(first_head);
       item.heads = static_cast<int32_t>(heads);
       item.token = static_cast<int32_t>(token);
@@ -113,9 +131,8 @@ void attend_shares(const Problem<T>& p, const std::vector<Item>& items, int thre
 
 template <class T>
 void attend(const Problem<T>& p, int64_t sequences, int threads) {
-  const std::vector<Item> items = Planner<T>(p, sequences).items;
-  const int64_t enough = 4 * threads;  // with fewer items a thread may be left idle at the end
-  if (threads > 1 && static_cast<int64_t>(items.size()) < enough)
+  const std::vector<Item> items = Planner<T>(p, sequences, threads).items;
+  if (threads > 1 && static_cast<int64_t>(items.size()) < kEnough * threads)
     attend_shares(p, items, threads);
   else
     attend_whole(p, items, threads);

@@ -1,7 +1,9 @@
 // Flash-style attention of one work item over the paged cache: scores, softmax and values per key tile.
 //
 // An item is a few queries of one sequence times the query heads that share a KV head; its matrix rows
-// are (token, head) pairs, so each K and V tile is read once for all of them. Keys are walked in tiles
+// are (token, head) pairs, so each K and V tile is read once for all of them. The few rows of a decoding
+// sequence are too short to hide how long the matrix unit takes to start: where there are enough
+// sequences, one item takes several KV heads, one after the other. Keys are walked in tiles
 // and segments whose borders depend on the key's position alone, and segments are merged in order: a
 // token's result is the same bits whatever the batch, the chunking of its prompt, or the thread count.
 #pragma once
@@ -46,12 +48,14 @@ struct Problem {
 };
 
 struct Item {
-  int32_t sequence, kv_head, first_head, heads, token, tokens;
+  int32_t sequence, kv_head, kv_heads, first_head, heads, token, tokens;  // heads: of one KV head
   int64_t from, to;  // keys
   int64_t partial;   // place in the partial results, for a share of a longer item
-  int rows() const { return heads * tokens; }
-  int64_t token_of(int row) const { return token + row / heads; }
-  int64_t head_of(int row) const { return first_head + row % heads; }
+  int head_rows() const { return heads * tokens; }
+  int rows() const { return kv_heads * head_rows(); }
+  int64_t token_of(int row) const { return token + row % head_rows() / heads; }
+  int64_t head_of(int row) const { return first_head + row / head_rows() * heads + row % heads; }
+  int64_t kv_head_of(int row) const { return kv_head + row / head_rows(); }
 };
 
 inline int64_t segment_end(int64_t from, int64_t to) {
@@ -118,7 +122,7 @@ class BlockFetcher {
     if (item_ && key_ >= item_->to) aim(following_, following_ ? following_->from : 0);
     if (!item_ || key_ >= item_->to) return false;
     at_ = reinterpret_cast<const char*>(p_.cache.keys(p_.block(item_->sequence, key_), item_->kv_head));
-    lines_ = static_cast<int>(p_.cache.head_elements() * sizeof(T) / 64);
+    lines_ = static_cast<int>(item_->kv_heads * p_.cache.head_elements() * sizeof(T) / 64);
     key_ += p_.cache.block_size;
     return true;
   }
@@ -188,14 +192,15 @@ class AttentionWorker {
 
   // While the weights of one pass are computed in vector registers, the matrix unit is given the scores of
   // the next pass and the values of the one before, a piece every few rows. (Alternating in large pieces
-  // costs about 0.25 us per change on Sapphire Rapids.) An item of one block adds its values at once: the
-  // next pass rescales the same rows.
+  // costs about 0.25 us per change on Sapphire Rapids.) An item of one pass per tile adds its values at
+  // once: the next pass rescales the same rows.
   void segment(const Item& item, int64_t from, int64_t to, const Sums& sums) {
     sums.clear(item.rows());
     if (from >= to) return;
     const int columns = static_cast<int>(width_ / kPair);
     Pass before{}, now = pass_at(item, from, to, 0);
     for (int i = 0; i < now.keys.steps(); ++i) score(item, now, i, 0);
+    const bool alone = item.kv_heads == 1 && item.rows() <= kBlock;
     for (int buffer = 0;; buffer ^= 1) {
       const bool rows_left = now.row + now.rows < item.rows(), more = rows_left || now.keys.end < to;
       const Pass next = rows_left ? pass_at(item, now.keys.first, now.keys.end, now.row + now.rows)
@@ -208,7 +213,7 @@ class AttentionWorker {
           score(item, next, piece - adds, buffer ^ 1);
       });
       before = now;
-      if (!more || item.rows() <= kBlock) {
+      if (!more || alone) {
         for (int i = 0; i < columns; ++i) add_values(item, now, i, buffer, sums);
         before.rows = 0;
       }
@@ -219,7 +224,7 @@ class AttentionWorker {
 
   Pass pass_at(const Item& item, int64_t from, int64_t to, int row) const {
     const int64_t border = (from / kKeyTile + 1) * kKeyTile, first = from / values_.grain() * values_.grain();
-    const int left = item.rows() - row;
+    const int left = item.head_rows() - row % item.head_rows();
     return {{first, border < to ? border : to}, row, left < kBlock ? left : kBlock};
   }
 
@@ -232,8 +237,9 @@ class AttentionWorker {
   void score(const Item& item, const Pass& pass, int i, int buffer) {
     const int64_t key = pass.keys.first + i * kPair, size = p_.cache.block_size;
     const int64_t other = key + kLanes < pass.keys.end ? key + kLanes : key;
-    const EvenPanels<T> keys{p_.cache.key_group(p_.block(item.sequence, key), item.kv_head, key % size),
-                             p_.cache.key_group(p_.block(item.sequence, other), item.kv_head, other % size), kTile};
+    const int64_t head = item.kv_head_of(pass.row);
+    const EvenPanels<T> keys{p_.cache.key_group(p_.block(item.sequence, key), head, key % size),
+                             p_.cache.key_group(p_.block(item.sequence, other), head, other % size), kTile};
     matmul_.run(q_.get() + pass.row * depth_, depth_, whole_tiles(pass.rows), keys, static_cast<int>(depth_ / kStep),
                 scores_.get() + buffer * kBlock * kKeyTile + i * kPair, kKeyTile, false,
                 fetcher_);
@@ -262,8 +268,8 @@ class AttentionWorker {
 
   // sums.o += weights x values, 32 head dimensions of them
   void add_values(const Item& item, const Pass& pass, int i, int buffer, const Sums& sums) {
-    if (pass.row == 0 && i == 0)
-      values_.locate(pass.keys, item.kv_head, [&](int64_t key) { return p_.block(item.sequence, key); });
+    if (pass.row % item.head_rows() == 0 && i == 0)
+      values_.locate(pass.keys, item.kv_head_of(pass.row), [&](int64_t key) { return p_.block(item.sequence, key); });
     matmul_.run(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows),
                 values_.panels(i * kPair), pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_,
                 true, fetcher_);

@@ -152,6 +152,7 @@ def _build(compiler: str, runtime: Path, variant: str, target: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True)
+    # tritonserver runs Python without a locale, where text would be read as ASCII.
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if result.returncode:
         raise CpuKernelsUnavailable(f"{' '.join(command)} failed:\n{result.stderr.strip()[:2000]}")
