@@ -26,7 +26,9 @@ for version in "${versions[@]}"; do
     echo "== transformers $version"
     PYTHONPATH=$overlay "$python" -c "import transformers; assert transformers.__version__ == '$version'"
     tests=(tests/engine/test_{families,fusion,rotary,loader}.py)
-    [ "${version%%.*}" -lt 5 ] || tests+=(tests/engine/test_gguf.py)  # refused below 5
+    if [ "$(printf '%s\n' 5.6 "$version" | sort -V | head -1)" = 5.6 ]; then  # refused below
+        tests+=(tests/engine/test_gguf.py)
+    fi
     PYTHONPATH=$overlay "$python" -m pytest -q -p no:cacheprovider -k "not smollm2" "${tests[@]}" \
         || failed+=("$version")
 done

@@ -16,6 +16,7 @@ from huggingface_hub.utils.tqdm import (
     disable_progress_bars,
     enable_progress_bars,
 )
+from packaging.version import Version
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -46,6 +47,8 @@ from .shape_probe import probe
 logger = logging.getLogger(__name__)
 
 __all__ = ["LoadedModel", "UnsupportedModel", "load"]
+
+GGUF_SINCE = Version("5.6")  # up to 5.5 most files were read with CodeLlama's tokenizer
 
 
 class LoadedModel(NamedTuple):
@@ -88,10 +91,10 @@ def resolve_source(config: EngineConfig) -> Source:
     }
     if not config.model.endswith(".gguf"):
         return Source(config.model, options)
-    if int(transformers.__version__.split(".")[0]) < 5:
+    if Version(transformers.__version__) < GGUF_SINCE:
         raise UnsupportedModel(
-            f"GGUF files need transformers 5, not {transformers.__version__}, whose tokenizers put "
-            "a BOS token before every prompt, whatever the file says"
+            f"GGUF files need transformers {GGUF_SINCE}, not {transformers.__version__}, whose "
+            "tokenizers put a BOS token before every prompt, whatever the file says"
         )
     path = Path(config.model)
     if path.is_file():
