@@ -1,6 +1,7 @@
 """The supervisor with a real tritonserver and a model that only counts words."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from chairlift_client.control import process_is_alive
 from chairlift_client.errors import GenerateError
 from chairlift_client.probe import Target, check
 from chairlift_client.stream import generate
-from tests.server.harness import ServerProcess, wait_for
+from tests.server.harness import TOY_REPOSITORY, ServerProcess, wait_for
 
 StartServer = Callable[..., ServerProcess]
 BACK_WITHIN = 10.0
@@ -140,6 +141,16 @@ def test_two_servers_live_side_by_side(start_toy: StartServer) -> None:
     assert answers(one) and answers(two)
     assert one.stop() == 0
     assert answers(two)
+
+
+def test_the_model_may_have_another_name(start_server: StartServer, tmp_path: Path) -> None:
+    """As clients of TensorRT-LLM's repositories expect it."""
+    shutil.copytree(TOY_REPOSITORY / "llm", tmp_path / "ensemble")
+    config = tmp_path / "ensemble" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "llm"', 'name: "ensemble"'))
+    options = ("--model-repository", str(tmp_path), "--model", "toy")
+    server = start_server(*options, "--model-name", "ensemble")
+    assert "".join(generate(server.grpc, "count", model="ensemble", max_tokens=2)) != ""
 
 
 def test_closing_a_stream_cancels_the_request(start_toy: StartServer) -> None:

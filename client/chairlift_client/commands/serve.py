@@ -15,6 +15,7 @@ Repeated = list[str] | None
 def serve(
     model: Annotated[str | None, typer.Option(help="Folder, .gguf file or hub id.")] = None,
     model_repository: Annotated[Path | None, typer.Option(help="What tritonserver loads.")] = None,
+    model_name: Annotated[str, typer.Option(help="The folder in it that is llm renamed.")] = "llm",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Port = 8000,
     grpc_port: Port = 8001,
@@ -47,6 +48,7 @@ def serve(
         engine = parse_assignments(assign or []) | ({"device": device} if device else {})
         settings = ServeSettings(
             repository=repository,
+            model_name=model_name,
             host=host,
             http_port=http_port,
             grpc_port=grpc_port,
