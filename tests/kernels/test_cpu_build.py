@@ -65,6 +65,21 @@ def test_a_failed_build_says_what_failed_and_leaves_nothing(
     assert list(cache.iterdir()) == []
 
 
+def test_a_compiler_that_quotes_beyond_ascii_is_heard_without_a_locale(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So it is in tritonserver's stub."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'out of ‘ideas’' >&2\nexit 1\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    for name, value in {"CXX": str(compiler), "LC_ALL": "C"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("PYTHONCOERCECLOCALE", "PYTHONUTF8"):
+        monkeypatch.setenv(name, "0")
+    _, errors = start("from chairlift_kernels.cpu import CpuOps; CpuOps()").communicate()
+    assert "CpuKernelsUnavailable" in errors and "out of" in errors
+
+
 def test_an_unwritable_cache_is_unavailable_not_a_crash(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
