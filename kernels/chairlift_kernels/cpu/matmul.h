@@ -101,6 +101,7 @@ constexpr int kPack = std::is_same_v<T, bf16> ? 2 : 1;  // k stored side by side
 // c[rows, 32] (+)= a[rows, 32 * steps] x panels, in vector registers.
 template <class T>
 struct VectorMatmul {
+  static constexpr bool kHasOwnUnit = false;
 #if defined(__AVX512F__)
   static constexpr int kMaxRows = 12;  // 24 sums, 2 panel registers, 1 broadcast of 32
 #else

@@ -7,6 +7,7 @@ namespace chairlift {
 class AmxMatmul {
  public:
   static constexpr int kMaxRows = 32;
+  static constexpr bool kHasOwnUnit = true;  // vector registers and their unit are free meanwhile
 
   AmxMatmul() = default;
   AmxMatmul(const AmxMatmul&) = delete;
