@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tritonclient.grpc as grpcclient
 
+from tests.server.grpc_talk import tensors
 from tests.server.harness import ROOT, ServerProcess, running_server, wait_for
 from tests.server.talk import Reply, generate, heartbeat, stream, wait_drained
 
@@ -125,6 +127,22 @@ def test_X5_times_out_while_it_waits(prioritised: ServerProcess) -> None:
         reply = generate(prioritised, **SHORT, parameters={"timeout": 300_000})
     assert reply.status in (400, 503)
     assert "timeout expired" in reply.body["error"].lower()
+    wait_drained(prioritised)
+
+
+def test_X4_cancelled_while_it_waits(prioritised: ServerProcess) -> None:
+    """It leaves the queue at once, though the seat stays taken."""
+    got: list[Any] = []
+    address = f"127.0.0.1:{prioritised.grpc_port}"
+    with Occupied(prioritised), grpcclient.InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: got.append(error or result))
+        inputs = tensors(grpcclient, batched=True, text_input="Count: 1 2", stream=True)
+        client.async_stream_infer("llm", inputs)
+        waiting(prioritised, 1)
+        client.stop_stream(cancel_requests=True)
+        waiting(prioritised, 0)
+        assert heartbeat(prioritised)["running"] == 1
+    assert [str(each.status()) for each in got] == ["StatusCode.CANCELLED"]
     wait_drained(prioritised)
 
 

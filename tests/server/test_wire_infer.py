@@ -72,6 +72,15 @@ def test_R4_infer_gives_the_text_first_and_alone(server: ServerProcess, answer: 
     assert "".join(reply.body["outputs"][0]["data"]) == answer
 
 
+def test_infer_takes_request_parameters_of_every_type(server: ServerProcess, answer: str) -> None:
+    """Triton refuses a float as a parameter of a call between models."""
+    text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}
+    parameters = {"temperature": 1e-9, "max_tokens": 6, "ignore_eos": True, "stop": "#none"}
+    body = {"inputs": [text], "parameters": parameters}
+    reply = post(server, "/v2/models/llm_infer/infer", body)
+    assert reply.body["outputs"][0]["data"] == [answer]
+
+
 def test_infer_n_answers_in_one_response(server: ServerProcess) -> None:
     values = {"text_input": PROMPT, "num_return_sequences": 3, "temperature": 1.0, "seed": 1}
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
@@ -97,6 +106,14 @@ def test_infer_cancelled_reaches_the_engine(server: ServerProcess) -> None:
     assert "CANCELLED" in str(errors[0].status())
 
 
+def test_X4_a_clients_own_timeout_ends_the_work(server: ServerProcess) -> None:
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+        inputs = tensors(grpcclient, batched=False, end_id=-1, **LONG)
+        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+            client.infer("llm_infer", inputs, client_timeout=0.5)
+        wait_drained(server, 5.0)
+
+
 @pytest.mark.parametrize(
     ("model", "values", "status", "words"),
     [
@@ -120,7 +137,7 @@ def test_errors_have_the_status_that_fits(
         pytest.raises(InferenceServerException) as raised,
     ):
         client.infer(model, inputs)
-    assert raised.value.status() == str(status)
+    assert raised.value.status() == str(status), raised.value.message()
     assert words in raised.value.message()
 
 

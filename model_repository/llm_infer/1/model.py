@@ -62,8 +62,15 @@ class TritonPythonModel:
             self._free.acquire()
             # `llm` stops a request by its id, so that each needs one of its own.
             name = f"{request.request_id()}#{next(self._ids)}"
-            self._open[name] = reply = Reply(request)
-            self._workers.submit(self._relay, self._call(request, name), name, reply)
+            reply = Reply(request)
+            try:
+                call = self._call(request, name)
+            except Exception as error:  # out of `execute` it would fail the others of the batch
+                reply.send(_failure(f"relay failed: {error}", pb_utils.TritonError.INTERNAL))
+                self._free.release()
+                continue
+            self._open[name] = reply
+            self._workers.submit(self._relay, call, name, reply)
 
     def finalize(self) -> None:
         self._closing.set()
@@ -71,13 +78,15 @@ class TritonPythonModel:
         self._workers.shutdown()
 
     def _call(self, request: Any, name: str) -> Any:
-        """The same request for `llm`."""
+        """The same request for `llm`. Triton hands on no float as a parameter, but its text."""
+        parameters = json.loads(request.parameters() or "{}")
+        texts = {key: repr(value) for key, value in parameters.items() if isinstance(value, float)}
         return pb_utils.InferenceRequest(
             model_name=self._model,
             request_id=name,
             requested_output_names=list(request.requested_output_names()),
             inputs=[_mapped(tensor, self._add_batch) for tensor in request.inputs()],
-            parameters={**json.loads(request.parameters() or "{}"), "chairlift_relay": True},
+            parameters={**parameters, **texts, "chairlift_relay": True},
             timeout=request.timeout(),
         )
 
