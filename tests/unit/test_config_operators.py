@@ -63,3 +63,15 @@ def test_report_metrics_under_vllm_backends_name(text: str, expected: bool) -> N
 
 def test_prompts_are_not_logged_unless_asked() -> None:
     assert EngineConfig().log_prompts is False
+
+
+def test_config_pbtxt_may_use_the_names_of_others(tmp_path: Path) -> None:
+    """Both backends keep theirs there; model.json goes before it, by whatever name."""
+    variant = {"REPORT_CUSTOM_METRICS": "false", "tokenizer_dir": "/t", "kv_cache_x": "1"}
+    config = load_config(ABSENT, None, variant)
+    assert not config.report_metrics and config.tokenizer == "/t"
+    (tmp_path / "model.json").write_text('{"report_metrics": true, "tokenizer": "/u"}')
+    config = load_config(tmp_path / "model.json", None, variant)
+    assert config.report_metrics and config.tokenizer == "/u"
+    with pytest.raises(ValueError, match="two of its names"):
+        load_config(ABSENT, '{"tokenizer": "/t", "tokenizer_dir": "/u"}')

@@ -179,8 +179,8 @@ def load_config(
     (the batching mode, the dialect); they fill what neither of the two sets. Raises ``ValueError``
     with one clause per bad key.
     """
-    known = EngineConfig.model_fields
-    settings: dict[str, Any] = {k: v for k, v in (variant or {}).items() if k in known}
+    names = _names()
+    settings: dict[str, Any] = {names[k]: v for k, v in (variant or {}).items() if k in names}
     for source, text in (
         (model_json.name, model_json.read_text() if model_json.exists() else "{}"),
         ("CHAIRLIFT_SETTINGS", overrides or "{}"),
@@ -191,12 +191,25 @@ def load_config(
             raise ValueError(f"{source}: not valid JSON: {error}") from None
         if not isinstance(loaded, dict):
             raise ValueError(f"{source}: expected a JSON object, got {type(loaded).__name__}")
-        settings.update(loaded)
+        renamed = {names.get(str(key), str(key)): value for key, value in loaded.items()}
+        if len(renamed) < len(loaded):
+            raise ValueError(f"{source}: a setting is given by two of its names")
+        settings.update(renamed)
     try:
         return EngineConfig.model_validate(settings)
     except ValidationError as error:
         lines = [_explain(e["loc"], e["msg"], e.get("input"), e["type"]) for e in error.errors()]
         raise ValueError("; ".join(lines)) from None
+
+
+def _names() -> dict[str, str]:
+    """Every name that a setting goes by, to the one it has here."""
+    names: dict[str, str] = {}
+    for field, info in EngineConfig.model_fields.items():
+        alias = info.validation_alias
+        others = alias.choices if isinstance(alias, AliasChoices) else []
+        names |= dict.fromkeys([field, *map(str, others)], field)
+    return names
 
 
 def _explain(loc: tuple[int | str, ...], message: str, value: object, kind: str) -> str:
