@@ -191,8 +191,10 @@ def test_perf_metrics_are_in_order(server: ServerProcess) -> None:
     assert times == sorted(times)
     assert body["kv_cache_alloc_total_blocks"] >= 1
     inputs = tensors(grpcclient, batched=True, text_input=PROMPT, return_perf_metrics=True)
-    (result,) = stream_infer(server, "llm", inputs)
+    drafts = ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens")
+    (result,) = stream_infer(server, "llm", inputs, ("kv_cache_reused_blocks", *drafts))
     assert result.as_numpy("kv_cache_reused_blocks").shape == (1, 1)
+    assert [result.as_numpy(name)[0][0] for name in drafts] == [0, 0, 0]
 
 
 def test_log_probs_add_up(server: ServerProcess) -> None:

@@ -135,7 +135,7 @@ def test_c21_samples_in_one_response_or_several() -> None:
 def test_outputs_are_what_was_asked_for() -> None:
     found = call(return_finish_reason=True, return_perf_metrics=True, return_logprobs=False)
     assert found.options.outputs[:2] == ("text_output", "finish_reason")
-    assert len(found.options.outputs) == 2 + 7
+    assert len(found.options.outputs) == 2 + 10
     assert call(requested=("text_output", "batch_index")).options.outputs[1:] == ("batch_index",)
     every = tuple(protocol.OUTPUTS)
     assert call(requested=every).options.outputs == ("text_output",)

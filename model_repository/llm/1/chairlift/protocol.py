@@ -60,6 +60,9 @@ _PERF_OUTPUTS = (
     "first_scheduled_time_ns",
     "first_token_time_ns",
     "last_token_time_ns",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
 )
 _FLAG_OUTPUTS: dict[str, tuple[str, ...]] = {
     "return_finish_reason": ("finish_reason",),

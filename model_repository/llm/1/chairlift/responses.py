@@ -169,6 +169,10 @@ OUTPUTS: dict[str, OutputSpec] = {
     "first_scheduled_time_ns": OutputSpec("INT64", (1,), _fact("first_scheduled_ns")),
     "first_token_time_ns": OutputSpec("INT64", (1,), _fact("first_token_ns")),
     "last_token_time_ns": OutputSpec("INT64", (1,), _fact("last_token_ns")),
+    # TensorRT-LLM's client reads them with the others; nothing is drafted here.
+    "acceptance_rate": OutputSpec("FP32", (1,), lambda _: [0.0]),
+    "total_accepted_draft_tokens": OutputSpec("INT32", (1,), lambda _: [0]),
+    "total_draft_tokens": OutputSpec("INT32", (1,), lambda _: [0]),
 }
 
 
