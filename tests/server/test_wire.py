@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -195,6 +196,15 @@ def test_perf_metrics_are_in_order(server: ServerProcess) -> None:
     (result,) = stream_infer(server, "llm", inputs, ("kv_cache_reused_blocks", *drafts))
     assert result.as_numpy("kv_cache_reused_blocks").shape == (1, 1)
     assert [result.as_numpy(name)[0][0] for name in drafts] == [0, 0, 0]
+
+
+def test_unsigned_types_are_refused_with_both_types(server: ServerProcess) -> None:
+    """langchain-nvidia-trt sends them, as the first releases of TensorRT-LLM's backend had them."""
+    length = grpcclient.InferInput("max_tokens", [1, 1], "UINT32")
+    length.set_data_from_numpy(np.array([[6]], dtype=np.uint32))
+    inputs = [*tensors(grpcclient, batched=True, text_input=PROMPT), length]
+    (error,) = stream_infer(server, "llm", inputs)
+    assert "'max_tokens' data-type is 'UINT32', but model 'llm' expects 'INT32'" in str(error)
 
 
 def test_log_probs_add_up(server: ServerProcess) -> None:
