@@ -181,10 +181,11 @@ def _ratio_table(comparison: Comparison) -> list[str]:
             shown = f"{sign} {aim}" if aim is not None else ""
             lines.append(f"| {workload}: {engine} / {peer}, {quantity} | {found} | {shown} |")
     lines += _floor_lines(comparison)
-    server = comparison.ratio("A", "chairlift-server", "chairlift")
-    if server is not None:
-        shown = f"at least {SERVER_BOUND}"
-        lines.append(f"| A: through tritonserver / engine alone, tok/s | {server} | {shown} |")
+    for engine in comparison.ours:
+        server = comparison.ratio("A", engine, "chairlift") if engine != "chairlift" else None
+        if server is not None:
+            shown = f"at least {SERVER_BOUND}" if engine == "chairlift-server" else ""
+            lines.append(f"| A: {engine} / engine alone, tok/s | {server} | {shown} |")
     return lines
 
 

@@ -69,6 +69,9 @@ def _llama(weights: str) -> Callable[[Cache, Path], Launch]:
 ENGINES: Mapping[str, EngineSpec] = {
     "chairlift": EngineSpec("chairlift_engine.py", 16, _own({}), is_ours=True),
     "chairlift-server": EngineSpec("chairlift_server.py", 16, _own({}), is_ours=True),
+    "chairlift-server-4": EngineSpec(
+        "chairlift_server.py", 16, _own({"stream_interval": 4}), is_ours=True
+    ),
     "vllm": EngineSpec("vllm_cpu.py", 16, _vllm),
     "openvino-fp16": EngineSpec("openvino_genai_cb.py", 16, _openvino("fp16")),
     "openvino-int8": EngineSpec("openvino_genai_cb.py", 8, _openvino("int8")),
