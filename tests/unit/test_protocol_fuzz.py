@@ -77,7 +77,7 @@ def check_answer(call: GenerateCall, wire: WireSettings, text: str) -> None:
         for index in range(call.params.n if call.options.grouped else 1)
     ]
     facts = RequestFacts(3, call.batch_index, text)
-    found = encode(deltas, facts, call.options, wire, str)
+    found = encode(deltas, lambda: facts, call.options, wire, str)
     assert next(iter(found)) == "text_output"
     assert found.keys() <= OUTPUTS.keys()
 

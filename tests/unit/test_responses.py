@@ -17,7 +17,7 @@ FACTS = RequestFacts(5, batch_index=1, prompt_text="Say: ")
 def send(
     *deltas: SequenceDelta, wire: WireSettings = VLLM, facts: RequestFacts = FACTS, **options: Any
 ) -> dict[str, Any]:
-    tensors = encode(deltas, facts, OutputOptions(**options), wire, lambda i: f"<{i}>")
+    tensors = encode(deltas, lambda: facts, OutputOptions(**options), wire, lambda i: f"<{i}>")
     return {name: array.tolist() for name, array in tensors.items()}
 
 

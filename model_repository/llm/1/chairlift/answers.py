@@ -210,7 +210,7 @@ class Answer:
 
     def _encode(self, sequences: list[Sequence]) -> dict[str, Array]:
         deltas = [sequence.take() for sequence in sequences]
-        return encode(deltas, self._facts(), self.call.options, self._wire, self._pieces.text)
+        return encode(deltas, self._facts, self.call.options, self._wire, self._pieces.text)
 
     def _facts(self) -> RequestFacts:
         record = self.record

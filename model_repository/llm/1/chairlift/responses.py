@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,7 @@ TokenText = Callable[[int], str]
 _LOWEST_LOGPROB = -9999.0
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceDelta:
+class SequenceDelta(NamedTuple):
     """What is new in one sequence since its last response; counts and log-probabilities of tokens
     whose text was held back travel with the text."""
 
@@ -53,11 +53,24 @@ class RequestFacts:
     last_token_ns: int | None = None
 
 
-class _Context(NamedTuple):
-    deltas: Sequence[SequenceDelta]
-    facts: RequestFacts
-    options: OutputOptions
-    token_text: TokenText
+class _Context:
+    """What outputs are made from; the facts only where one of them wants any."""
+
+    def __init__(
+        self,
+        deltas: Sequence[SequenceDelta],
+        make_facts: Callable[[], RequestFacts],
+        options: OutputOptions,
+        token_text: TokenText,
+    ) -> None:
+        self.deltas = deltas
+        self.options = options
+        self.token_text = token_text
+        self._make_facts = make_facts
+
+    @cached_property
+    def facts(self) -> RequestFacts:
+        return self._make_facts()
 
 
 class OutputSpec(NamedTuple):
@@ -189,7 +202,7 @@ def output_type(name: str, *, batched: bool) -> str:
 
 def encode(
     deltas: Sequence[SequenceDelta],
-    facts: RequestFacts,
+    make_facts: Callable[[], RequestFacts],
     options: OutputOptions,
     wire: WireSettings,
     token_text: TokenText,
@@ -199,7 +212,7 @@ def encode(
 
     ``deltas`` is one sequence, or all ``n`` of them where ``options.grouped``.
     """
-    context = _Context(deltas, facts, options, token_text)
+    context = _Context(deltas, make_facts, options, token_text)
     tensors: dict[str, Array] = {}
     for name in options.outputs:
         values = OUTPUTS[name].values(context)
