@@ -14,6 +14,7 @@ from .config import EngineConfig
 from .device_memory import plan_pool
 from .engine import Engine
 from .kv_cache import KVCacheManager
+from .kv_in_flight import InFlightKVCache
 from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
 from .model_runner import ModelRunner, Runner
@@ -62,9 +63,11 @@ def build(
     sampler = Sampler(loaded.vocab_size, loaded.device)
     runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
     warmup.run_steps(runner, _shapes_that_fit(warmup.FIRST_SHAPES, pool), config.block_size)
-    kv = KVCacheManager(
-        pool.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
+    ahead = config.one_step_ahead == "on" or (
+        config.one_step_ahead == "auto" and loaded.device.type == "cuda"
     )
+    books = InFlightKVCache if ahead else KVCacheManager
+    kv = books(pool.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(config, kv, make_batch_policy(config), make_waiting_room(config, kv))
     engine = Engine(
         scheduler,
@@ -73,6 +76,7 @@ def build(
         clock,
         max_waiting=config.max_waiting or _waiting_room(config),
         on_step=on_step,
+        one_step_ahead=ahead,
     )
     max_model_len = min(loaded.max_model_len, pool.num_tokens)
     logger.info(

@@ -27,6 +27,8 @@ class Collector:
         scores = {id(score.request): score.tokens for score in result.prompt_logprobs}
         for row in plan.prefills:
             request = row.request
+            if request.status is Status.FINISHED:  # aborted while the step ran
+                continue
             outputs.append(
                 PromptOut(
                     request.group,
@@ -35,25 +37,27 @@ class Collector:
                     scores.get(id(request), []),
                 )
             )
-        finished: set[int] = set()
+        finished: dict[int, Request] = {}
         for sample in result.samples:
             self._take_sample(sample, outputs, finished)
         if finished:
-            self._scheduler.finish_running(finished)
+            self._scheduler.finish_running(finished.keys())
+            for request in finished.values():  # now: forks of a finished parent join its group
+                self.leave(request)
         return outputs
 
-    def _take_sample(self, sample: Sample, outputs: Outputs, finished: set[int]) -> None:
+    def _take_sample(self, sample: Sample, outputs: Outputs, finished: dict[int, Request]) -> None:
         request = sample.request
         if sample.sample_index != request.sample_index:
             request = self._child(request, sample.sample_index)
+        if request.status is Status.FINISHED:
+            return
         if sample.invalid:
             message = "the model produced invalid logits (NaN); the request was ended"
             logger.error("request %d: %s", request.group, message)
             outputs.append(ErrorOut(request.group, ErrorCode.INTERNAL, message))
             for member in self.groups.pop(request.group, []):
                 self.drop(member)
-            return
-        if request.status is Status.FINISHED:
             return
         request.append_output(sample.token_id)
         ends = sample.token_id in request.params.stop_token_ids or (
@@ -76,8 +80,7 @@ class Collector:
             if request is not sample.request:
                 self._scheduler.fork(sample.request, request)
             return
-        finished.add(request.uid)
-        self.leave(request)
+        finished[request.uid] = request
 
     def _child(self, parent: Request, sample_index: int) -> Request:
         """Another answer to the same prompt; it takes over after the prompt's last token."""

@@ -83,6 +83,7 @@ class EngineConfig(BaseModel):
     enable_chunked_prefill: bool = Field(
         True, validation_alias=_alias("enable_chunked_prefill", "enable_chunked_context")
     )
+    one_step_ahead: Literal["auto", "on", "off"] = "auto"
     kv_reserve_fraction: float = Field(1.0, ge=0, le=1)
     queue_order: QueueOrder = "fcfs"
     max_overtakes: int = Field(16, ge=0)

@@ -15,10 +15,12 @@ from enum import Enum
 from .collect import Collector
 from .deadlines import Deadlines, Pace, too_late
 from .errors import ErrorCode, RequestError
-from .model_runner import Runner
+from .model_runner import Runner, StepResult
 from .request import Request
 from .scheduler import Scheduler, StepPlan
+from .step_ahead import Hooks, StepAhead, StepTimes
 from .step_outputs import ErrorOut, Outputs, StepStats
+from .step_stats import step_stats
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Engine:
         *,
         max_waiting: int,
         on_step: Callable[[StepStats], None] | None = None,
+        one_step_ahead: bool = False,
     ) -> None:
         self.state = State.SERVING
         self.last_beat = clock()
@@ -66,6 +69,8 @@ class Engine:
         self._drain_limit: float | None = None
         self._pace = Pace()
         self._deadlines = Deadlines(self._pace, scheduler.kv.num_findable_tokens)
+        hooks = Hooks(self._count_waiting, self._finish_step, self._on_failed_step)
+        self._ahead = StepAhead(scheduler, runner, clock, hooks) if one_step_ahead else None
         self._thread = threading.Thread(target=self._loop, name="chairlift-engine", daemon=True)
 
     # ---------------------------------------------------------------- called by other threads
@@ -169,6 +174,8 @@ class Engine:
         except Exception:
             logger.exception("the engine loop failed")
             self._give_up("the engine failed; see the server's log")
+        if self._ahead is not None:
+            self._ahead.abandon()
         self._take_commands()  # whoever was submitted meanwhile is refused, not forgotten
 
     def _take_commands(self) -> None:
@@ -186,6 +193,8 @@ class Engine:
         """One step; False where there was nothing to run."""
         started = self.last_beat = self._clock()
         self._end_overdue()
+        if self._ahead is not None:
+            return self._ahead.step(started)
         plan = self._scheduler.schedule(started)
         self._count_waiting()
         if not plan:
@@ -196,13 +205,16 @@ class Engine:
         except Exception as error:
             self._on_failed_step(plan, error)
             return True
+        self._finish_step(plan, result, StepTimes(started, scheduled))
+        return True
+
+    def _finish_step(self, plan: StepPlan, result: StepResult, times: StepTimes) -> None:
         self._failed_steps = 0
-        num_decodes = len(plan.decodes)
-        self._pace.observe(self._clock() - scheduled, num_decodes, plan.num_tokens - num_decodes)
+        seconds, num_decodes = self._clock() - times.scheduled, len(plan.decodes)
+        self._pace.observe(seconds, num_decodes, plan.num_tokens - num_decodes)
         self._emit(self._collector.collect(plan, result))
         if self._on_step is not None:
-            self._on_step(self._stats(plan, started, scheduled))
-        return True
+            self._on_step(step_stats(self._scheduler, plan, times, self._clock()))
 
     def _rest(self) -> None:
         wake_at = self._scheduler.policy.wake_at(self._scheduler.waiting)
@@ -322,24 +334,6 @@ class Engine:
         with self._wake:
             self._num_waiting = len(self._scheduler.waiting)
             self._wake.notify_all()
-
-    def _stats(self, plan: StepPlan, started: float, scheduled: float) -> StepStats:
-        kv = self._scheduler.kv
-        again = sum(row.num_tokens for row in plan.prefills if row.request.num_preemptions)
-        return StepStats(
-            started=started,
-            scheduled=scheduled,
-            finished=self._clock(),
-            num_decodes=len(plan.decodes),
-            num_prefills=len(plan.prefills),
-            num_prefill_tokens=plan.num_tokens - len(plan.decodes),
-            num_recomputed_tokens=again,
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            num_preempted=len(plan.preempted),
-            blocks_used=kv.num_used,
-            blocks_cached_free=kv.num_cached_free,
-        )
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
-from .model_runner import Runner, StepResult
+from .model_runner import PendingResult, Runner, StepResult
 from .request import Request
 from .scheduler import StepPlan
 
@@ -22,6 +23,17 @@ class OutOfMemoryError(RuntimeError):
     """Named like torch's, so that the engine treats it alike."""
 
 
+class FirstInvalid(NamedTuple):
+    """A step whose first row had NaN for logits."""
+
+    pending: PendingResult
+
+    def wait(self) -> StepResult:
+        result = self.pending.wait()
+        first, *others = result.samples
+        return result._replace(samples=[first._replace(invalid=True), *others])
+
+
 class FaultyRunner:
     """A runner that does as it is told before it does its work."""
 
@@ -30,6 +42,9 @@ class FaultyRunner:
         self._order = control_dir / "fault"
 
     def run(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan).wait()
+
+    def launch(self, plan: StepPlan) -> PendingResult:
         kind = self._next_fault()
         if kind == "raise":
             raise RuntimeError("injected fault")
@@ -39,11 +54,8 @@ class FaultyRunner:
             threading.Event().wait()
         if kind == "exit":
             os._exit(1)
-        result = self._runner.run(plan)
-        if kind == "nan":
-            first, *others = result.samples
-            return result._replace(samples=[first._replace(invalid=True), *others])
-        return result
+        pending = self._runner.launch(plan)
+        return FirstInvalid(pending) if kind == "nan" else pending
 
     def release(self, request: Request) -> None:
         self._runner.release(request)

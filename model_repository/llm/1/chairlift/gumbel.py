@@ -51,7 +51,8 @@ class GumbelNoise:
         return torch.from_numpy(state.view(np.int32)).to(self._hashes.device)
 
     def at(self, keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        return noise_from(keys, self._hashes[token_ids])
+        # Columns past the vocabulary, at -inf, can be among the candidates of a small one.
+        return noise_from(keys, self._hashes[token_ids.clamp(max=len(self._hashes) - 1)])
 
     def everywhere(self, keys: torch.Tensor) -> torch.Tensor:
         return noise_from(keys, self._hashes)

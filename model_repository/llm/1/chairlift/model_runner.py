@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from .attention import AttentionBackend, StepBatch
+from .device_copies import to_device
 from .request import Request, TokenLogprobs
-from .sampler import Sampler, SamplingRow
+from .sampler import Draws, Sampler, SamplingRow
 from .scheduler import Row, StepPlan
+from .step_arrays import StepArrays
 
 
 class Sample(NamedTuple):
@@ -36,16 +38,29 @@ class StepResult(NamedTuple):
     prompt_logprobs: list[PromptLogprobs]
 
 
+class PendingResult(Protocol):
+    """A step that was launched."""
+
+    def wait(self) -> StepResult:
+        """What the step drew, once it is done; raises what went wrong on the device."""
+
+
 class Runner(Protocol):
-    """What the engine needs of a runner."""
+    """What the engine needs of a runner: ``launch`` only to be one step ahead."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
+
+    def launch(self, plan: StepPlan) -> PendingResult: ...
 
     def release(self, request: Request) -> None: ...
 
 
 class ModelRunner:
-    """Runs steps of one model on one device; keeps no request state besides the sampler's."""
+    """Runs steps of one model on one device.
+
+    Keeps no request state besides the sampler's and what the last step drew: a step that is
+    launched before that is known on the host takes its tokens from there.
+    """
 
     def __init__(
         self,
@@ -60,29 +75,28 @@ class ModelRunner:
         self._sampler = sampler
         self._block_size = block_size
         self._device = device
+        self._last: Draws | None = None
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One forward; the KV cache then holds every scheduled token."""
+        return self.launch(plan).wait()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Send the step to the device, without waiting for it."""
         self._backend.copy_blocks(plan.copies)
         drawing = _rows_that_sample(plan)
         scoring = [row for row in plan.prefills if row.request.params.prompt_logprobs is not None]
-        batch = self._batch(plan, drawing.token_rows + _prompt_rows(plan, scoring))
+        arrays = StepArrays.of(plan, self._block_size)
+        logit_rows = drawing.token_rows + _prompt_rows(plan, scoring)
+        batch = self._batch(arrays, len(plan.decodes), logit_rows)
+        self._fill_in(batch.input_ids, plan, arrays.promised)
         logits = self._forward(batch)
-        sampled = self._sampler.sample(logits[: len(drawing.token_rows)], drawing.rows)
-        samples = [
-            Sample(request, row.sample_index, token_id, logprobs, invalid)
-            for request, row, token_id, logprobs, invalid in zip(
-                drawing.requests,
-                drawing.rows,
-                sampled.token_ids,
-                sampled.logprobs,
-                sampled.invalid,
-                strict=True,
-            )
-        ]
-        scores = self._score_prompts(scoring, logits[len(drawing.token_rows) :])
-        return StepResult(samples, scores)
+        num_drawing = len(drawing.token_rows)
+        self._last = self._sampler.launch(logits[:num_drawing], drawing.rows)
+        return PendingStep(
+            self._sampler, drawing.requests, self._last, scoring, logits[num_drawing:]
+        )
 
     def release(self, request: Request) -> None:
         """Forget what sampling kept for a finished request."""
@@ -101,46 +115,78 @@ class ModelRunner:
 
     # ---------------------------------------------------------------- tensors
 
-    def _batch(self, plan: StepPlan, logit_rows: list[int]) -> StepBatch:
-        rows = plan.rows
-        token_ids = [row.request.token_ids[row.start] for row in plan.decodes]
-        for row in plan.prefills:
-            token_ids += row.request.token_ids[row.start : row.start + row.num_tokens]
-        starts = np.array([row.start for row in rows], dtype=np.int64)
-        counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
-        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start[1:])
-        row_of_token = np.repeat(np.arange(len(rows)), counts)
-        positions = np.arange(len(token_ids)) - query_start[row_of_token] + starts[row_of_token]
-        tables = _block_tables(rows)
-        size = self._block_size
-        slots = tables[row_of_token, positions // size].astype(np.int64) * size + positions % size
+    def _batch(self, arrays: StepArrays, num_decodes: int, logit_rows: list[int]) -> StepBatch:
         return StepBatch(
-            input_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
-            positions=self._tensor(positions),
-            slot_mapping=self._tensor(slots),
-            block_tables=self._tensor(tables),
-            query_start=self._tensor(query_start),
-            seq_lens=self._tensor((starts + counts).astype(np.int32)),
+            input_ids=self._tensor(arrays.token_ids),
+            positions=self._tensor(arrays.positions),
+            slot_mapping=self._tensor(arrays.slots),
+            block_tables=self._tensor(arrays.tables),
+            query_start=self._tensor(arrays.query_start),
+            seq_lens=self._tensor(arrays.seq_lens),
             logit_rows=self._tensor(np.array(logit_rows, dtype=np.int64)),
-            num_decodes=len(plan.decodes),
-            max_query_len=int(counts.max()),
-            max_seq_len=int((starts + counts).max()),
+            num_decodes=num_decodes,
+            max_query_len=arrays.max_query_len,
+            max_seq_len=arrays.max_seq_len,
             backend=self._backend,
         )
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)
 
-    def _score_prompts(self, scoring: list[Row], logits: Tensor) -> list[PromptLogprobs]:
+    def _fill_in(self, input_ids: Tensor, plan: StepPlan, promised: list[int]) -> None:
+        """Put what the step before drew where ``input_ids`` [T] waits for it."""
+        if not promised:
+            return
+        assert self._last is not None
+        uids = [self._last.rows[row].uid for row in self._last.order]
+        place_of = dict(zip(uids, range(len(uids)), strict=True))
+        places = np.array([place_of[plan.decodes[row].request.uid] for row in promised])
+        drawn = self._last.ids.index_select(0, self._tensor(places))
+        input_ids.index_copy_(0, self._tensor(np.array(promised)), drawn)
+
+
+class PendingStep:
+    """A step on its way. What it draws is on the device; ``wait`` brings it to the host."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        requests: list[Request],
+        draws: Draws,
+        scoring: list[Row],
+        prompt_logits: Tensor,
+    ) -> None:
+        self._sampler = sampler
+        self._requests = requests
+        self._draws = draws
+        self._scoring = scoring
+        self._prompt_logits = prompt_logits
+
+    @torch.inference_mode()
+    def wait(self) -> StepResult:
+        sampled = self._sampler.collect(self._draws)
+        samples = [
+            Sample(request, row.sample_index, token_id, logprobs, invalid)
+            for request, row, token_id, logprobs, invalid in zip(
+                self._requests,
+                self._draws.rows,
+                sampled.token_ids,
+                sampled.logprobs,
+                sampled.invalid,
+                strict=True,
+            )
+        ]
+        return StepResult(samples, self._score_prompts())
+
+    def _score_prompts(self) -> list[PromptLogprobs]:
         scores = []
         offset = 0
-        for row in scoring:
+        for row in self._scoring:
             wanted = row.request.params.prompt_logprobs
             following = _following_prompt_ids(row)
             if wanted is None or not following:
                 continue
-            part = logits[offset : offset + len(following)]
+            part = self._prompt_logits[offset : offset + len(following)]
             scored = self._sampler.prompt_logprobs(part, following, wanted)
             scores.append(PromptLogprobs(row.request, scored))
             offset += len(following)
@@ -205,11 +251,3 @@ def _prompt_rows(plan: StepPlan, scoring: list[Row]) -> list[int]:
         for row in scoring
         for index in range(len(_following_prompt_ids(row)))
     ]
-
-
-def _block_tables(rows: list[Row]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    width = max(len(row.request.block_ids) for row in rows)
-    tables = np.zeros((len(rows), width), dtype=np.int32)
-    for index, row in enumerate(rows):
-        tables[index, : len(row.request.block_ids)] = row.request.block_ids
-    return tables

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
-from .model_runner import Runner, StepResult
+from .model_runner import PendingResult, Runner, StepResult
 from .request import Request
 from .scheduler import StepPlan
 from .step_outputs import StepStats
@@ -148,9 +148,19 @@ class _MarkedRunner:
         self._nvtx = nvtx
 
     def run(self, plan: StepPlan) -> StepResult:
+        with self._marks(plan):
+            return self._runner.run(plan)
+
+    def launch(self, plan: StepPlan) -> PendingResult:
+        with self._marks(plan):
+            return self._runner.launch(plan)
+
+    @contextmanager
+    def _marks(self, plan: StepPlan) -> Iterator[None]:
         profiled = self._profiler.before_step()
         if not (profiled or self._nvtx):
-            return self._runner.run(plan)
+            yield
+            return
         num_prefill_tokens = plan.num_tokens - len(plan.decodes)
         name = f"step: {len(plan.decodes)} decodes, {num_prefill_tokens} prompt tokens"
         with ExitStack() as marks:
@@ -158,7 +168,7 @@ class _MarkedRunner:
                 marks.enter_context(record_function(name))
             if self._nvtx:
                 marks.enter_context(torch.cuda.nvtx.range(name))
-            return self._runner.run(plan)
+            yield
 
     def release(self, request: Request) -> None:
         self._runner.release(request)

@@ -75,8 +75,10 @@ class Request:
     ``num_computed`` tokens have their KV in the cache; a step raises it towards ``num_tokens``
     (prompt and output so far), so that prefill, chunked prefill, decode, and resuming after a
     preemption are one case. ``n > 1`` is one request until its prompt is computed, then n of them.
-    Positions below ``num_granted`` may be written without asking the KV manager; ``num_overtaken``
-    counts the requests that boarded before this one because it did not fit.
+    With one step ahead ``num_tokens`` counts a token that the step in flight draws, which
+    ``token_ids`` doesn't hold yet. Positions below ``num_granted`` may be written without asking
+    the KV manager; ``num_overtaken`` counts the requests that boarded before this one because it
+    did not fit.
     """
 
     uid: int

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from .device_copies import HostCopy
 from .draw import draw
 from .gumbel import GumbelNoise, Noise, Place
 from .logprobs import token_logprobs
@@ -54,6 +55,16 @@ class Sampled(NamedTuple):
     invalid: list[bool]
 
 
+class Draws(NamedTuple):
+    """Tokens drawn on the device: ``ids`` int64 [S], of which the n-th is row ``order[n]``'s."""
+
+    logits: torch.Tensor
+    rows: Sequence[SamplingRow]
+    order: list[int]
+    ids: torch.Tensor
+    copy: HostCopy
+
+
 class Sampler:
     """Chooses the next token of each row; the same request gets the same tokens in any batch.
 
@@ -69,11 +80,16 @@ class Sampler:
         self._requests: dict[int, _Request] = {}
         self._scratch = self._empty_rows(0)
 
-    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         """One token per row of ``logits`` [S, V] in any float type, which are left as they are."""
+        return self.collect(self.launch(logits, rows))
+
+    @torch.inference_mode()
+    def launch(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Draws:
+        """Draw on the device; ``collect`` brings what was drawn to the host."""
         if not rows:
-            return Sampled([], [], [])
+            none = torch.empty(0, dtype=torch.int64, device=self._device)
+            return Draws(logits, rows, [], none, HostCopy(none))
         requests = [self._request(row) for row in rows]
         edited = [
             r.edits is not None and r.edits.wanted(len(row.output_ids))
@@ -93,7 +109,32 @@ class Sampler:
                 found.append(self._draw(work[: len(drawn)], [rows[i] for i in drawn]))
             if argmax_edited:
                 found.append(best_token(work[len(drawn) :]))
-        return self._collect(logits, rows, plain + copied, found)
+        ids = torch.cat([ids for ids, _ in found])
+        valid = torch.cat([best.abs() < torch.inf for _, best in found])
+        return Draws(logits, rows, plain + copied, ids, HostCopy(torch.stack((ids, valid))))
+
+    @torch.inference_mode()
+    def collect(self, draws: Draws) -> Sampled:
+        """Wait for the tokens, and report on those whose requests ask for it."""
+        rows = draws.rows
+        if not rows:
+            return Sampled([], [], [])
+        token_ids, invalid = [0] * len(rows), [False] * len(rows)
+        for i, token, usable in zip(draws.order, *draws.copy.wait().tolist(), strict=True):
+            token_ids[i], invalid[i] = token, not usable
+        reports: list[TokenLogprobs | None] = [None] * len(rows)
+        asked = [
+            (i, row.params.logprobs)
+            for i, row in enumerate(rows)
+            if row.params.logprobs is not None and not invalid[i]
+        ]
+        if asked:
+            asking = [i for i, _ in asked]
+            chosen = [token_ids[i] for i in asking]
+            made = self._logprobs(draws.logits, asking, chosen, [n for _, n in asked])
+            for i, report in zip(asking, made, strict=True):
+                reports[i] = report
+        return Sampled(token_ids, reports, invalid)
 
     def release(self, uid: int) -> None:
         """Forget what was kept for a request that has ended."""
@@ -148,32 +189,6 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys = self._noise.keys([Place(r.seed, r.sample_index, r.position) for r in rows])
         return draw(work, [row.params for row in rows], keys, self._noise)
-
-    def _collect(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[SamplingRow],
-        order: list[int],
-        found: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> Sampled:
-        ids = torch.cat([ids for ids, _ in found])
-        valid = torch.cat([best.abs() < torch.inf for _, best in found])
-        token_ids, invalid = [0] * len(rows), [False] * len(rows)
-        for i, token, usable in zip(order, *torch.stack((ids, valid)).tolist(), strict=True):
-            token_ids[i], invalid[i] = token, not usable
-        reports: list[TokenLogprobs | None] = [None] * len(rows)
-        asked = [
-            (i, row.params.logprobs)
-            for i, row in enumerate(rows)
-            if row.params.logprobs is not None and not invalid[i]
-        ]
-        if asked:
-            asking = [i for i, _ in asked]
-            chosen = [token_ids[i] for i in asking]
-            made = self._logprobs(logits, asking, chosen, [n for _, n in asked])
-            for i, report in zip(asking, made, strict=True):
-                reports[i] = report
-        return Sampled(token_ids, reports, invalid)
 
     def _logprobs(
         self,

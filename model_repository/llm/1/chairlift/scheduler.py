@@ -12,6 +12,7 @@ is in the plan stays there: nobody has to be taken back out of a step.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ class Scheduler:
             self.waiting.remove(request)
             request.status = Status.FINISHED
 
-    def finish_running(self, finished: set[int]) -> None:
+    def finish_running(self, finished: Collection[int]) -> None:
         """``finish`` for many: one pass over the running list, by ``uid``."""
         leaving = [request for request in self.running if request.uid in finished]
         self.running = [request for request in self.running if request.uid not in finished]
@@ -123,6 +124,10 @@ class Scheduler:
         """Give up the blocks; the caller has taken ``request`` off the running list."""
         self.kv.free(request)
         self._admission.left(request)
+        self.blocks_came_free()
+
+    def blocks_came_free(self) -> None:
+        """Whoever did not fit may be asked again."""
         self._known_unfit.clear()
 
     # ---------------------------------------------------------------- trouble
@@ -186,16 +191,18 @@ class Scheduler:
     def _continue_running(self, plan: StepPlan) -> int:
         """A token for everybody who decodes, the rest for prompts; returns what is left over.
 
-        Tokens for all decodes are set aside first, so a chunk never delays one.
+        Tokens for all decodes are set aside first, so a chunk never delays one. Nothing is missing
+        where a step in flight draws the last token of an answer.
         """
         decodes = plan.decodes
         num_decoding = sum([r.num_tokens - r.num_computed == 1 for r in self.running])
         left = self._budget.limit - num_decoding
         for request in self.running:  # grows shorter at its tail when somebody is preempted
             start = request.num_computed
-            if request.num_tokens - start > 1:
+            missing = request.num_tokens - start
+            if missing > 1:
                 left = self._continue_prompt(request, plan, left)
-            elif start < request.num_granted or self._make_room(request, 1, plan):
+            elif missing and (start < request.num_granted or self._make_room(request, 1, plan)):
                 decodes.append(Row(request, start, 1))
                 request.num_computed = start + 1
         return left
