@@ -44,6 +44,11 @@ def splits_needed(max_seq_len: int, window: int | None) -> int:
     return splits if window is None else min(splits, (window - 2) // SPLIT_KEYS + 2)
 
 
+def lengths_of_forms(max_seq_len: int) -> list[int]:
+    """A length that one split holds, and one that needs two: other kernels serve them."""
+    return [length for length in (2, SPLIT_KEYS + 1) if length <= max_seq_len]
+
+
 def workspace_bytes(rows: int, heads: int, v_size: int, max_seq_len: int) -> int:
     """Scratch of one decode launch: fp32 sums of every split, none where one holds all keys."""
     splits = splits_needed(max_seq_len, None)

@@ -7,7 +7,7 @@ import triton
 
 from chairlift_kernels import gated_activation as gated
 from chairlift_kernels import rms_norm as norms
-from chairlift_kernels.attention import Options, Rows, attend_rows
+from chairlift_kernels.attention import Options, Rows, attend_rows, lengths_of_forms
 from chairlift_kernels.kv_cache import FP8, KvCache, LayerShape, Scales
 from chairlift_kernels.launch_table import (
     HEADS_PER_PROGRAM,
@@ -52,6 +52,10 @@ class TritonOps:
             if max(key_dim, value_dim) > 256:
                 raise ValueError(f"head dimensions {key_dim} and {value_dim}: 256 is the limit")
         return KvCache(shapes, num_blocks, block_size, dtype, self.device, scales)
+
+    def decode_lengths(self, max_seq_len: int) -> list[int]:
+        """Context lengths up to the limit, one for each compiled form of decode attention."""
+        return lengths_of_forms(max_seq_len)
 
     def rms_norm(
         self,

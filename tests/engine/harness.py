@@ -12,6 +12,7 @@ import torch
 
 from chairlift.assembly import build
 from chairlift.config import EngineConfig
+from chairlift.graphs import Capture
 from chairlift.loader import LoadedModel
 from chairlift.request import Request, SamplingParams
 from chairlift.step_outputs import ErrorOut, Outputs, PromptOut, TokenOut
@@ -34,14 +35,21 @@ class Answer:
 class Harness:
     """An engine without its thread; ``step`` drives it, ``check`` proves its books."""
 
-    def __init__(self, loaded: LoadedModel | None = None, **settings: Any) -> None:
+    def __init__(
+        self, loaded: LoadedModel | None = None, capture: Capture | None = None, **settings: Any
+    ) -> None:
         self.now = 0.0
         self.answers: dict[int, Answer] = defaultdict(Answer)
         self.stats: list[Any] = []
         self._uids = count(0, 64)
         self.config = EngineConfig.model_validate(settings)
         self.assembly = build(
-            self.config, self._take, lambda: self.now, loaded=loaded, on_step=self.stats.append
+            self.config,
+            self._take,
+            lambda: self.now,
+            loaded=loaded,
+            on_step=self.stats.append,
+            capture=capture,
         )
         self.engine = self.assembly.engine
         self.scheduler = self.assembly.scheduler

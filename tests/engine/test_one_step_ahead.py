@@ -11,6 +11,7 @@ from chairlift.config import EngineConfig
 from chairlift.loader import LoadedModel
 from chairlift.request import SamplingParams
 from tests.engine.harness import Answer, Harness
+from tests.engine.replayed import Recorder
 from tests.engine.tiny_models import VOCAB_SIZE, build
 
 KINDS = [
@@ -54,6 +55,16 @@ def answers(
     if num_kv_blocks < 20:
         assert harness.scheduler.num_preemptions > 0
     return [harness.answers[uid] for uid in uids]
+
+
+@pytest.mark.parametrize(("setting", "num_calls"), [("auto", 4), ("off", 0)])
+def test_graphs_are_captured_unless_they_are_off(
+    tiny: LoadedModel, setting: str, num_calls: int
+) -> None:
+    """One per row count; one length, as the model knows no longer one."""
+    recorder = Recorder()
+    Harness(tiny, recorder, cuda_graphs=setting, num_kv_blocks=20, max_num_seqs=6)
+    assert len(recorder.calls) == num_calls
 
 
 @pytest.mark.parametrize("num_kv_blocks", [14, 60])

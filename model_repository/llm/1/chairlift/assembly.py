@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from .backends import make_backend
 from .config import EngineConfig
 from .device_memory import plan_pool
 from .engine import Engine
+from .graphs import Capture, CudaCapture, graph_shapes
 from .kv_cache import KVCacheManager
 from .kv_in_flight import InFlightKVCache
 from .loader import LoadedModel
@@ -23,6 +24,7 @@ from .sampler import Sampler
 from .scheduler import Scheduler
 from .step_outputs import Outputs, StepStats
 from .waiting_room import make_waiting_room
+from .warmup import WarmStep
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +52,11 @@ def build(
     on_step: Callable[[StepStats], None] | None = None,
     loaded: LoadedModel | None = None,
     wrap_runner: Callable[[Runner], Runner] = lambda runner: runner,
+    capture: Capture | None = None,
 ) -> Assembly:
     """Load (unless ``loaded`` is given), size the pool, allocate it, and warm up; the loop isn't
-    started. Raises ``ValueError`` with the reason where that can't be done."""
+    started. ``capture`` stands in for CUDA graphs where there is no GPU. Raises ``ValueError`` with
+    the reason where that can't be done."""
     if config.threads:
         torch.set_num_threads(config.threads)
     loaded = loaded or loader.load(config)
@@ -62,11 +66,17 @@ def build(
     backend.allocate(loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device)
     sampler = Sampler(loaded.vocab_size, loaded.device)
     runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
-    warmup.run_steps(runner, _shapes_that_fit(warmup.FIRST_SHAPES, pool), config.block_size)
+    max_model_len = min(loaded.max_model_len, pool.num_tokens)
+    steps = warmup.steps_for(backend, max_model_len)
+    warmup.run_steps(runner, steps, config.block_size, pool.num_blocks)
     ahead = config.one_step_ahead == "on" or (
         config.one_step_ahead == "auto" and loaded.device.type == "cuda"
     )
     books = InFlightKVCache if ahead else KVCacheManager
+    if capture is None and loaded.device.type == "cuda" and loaded.kernels is not None:
+        capture = CudaCapture(loaded.device)
+    if capture is not None and config.cuda_graphs == "auto":
+        runner.capture_graphs(capture, graph_shapes(config.max_num_seqs, max_model_len))
     kv = books(pool.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(config, kv, make_batch_policy(config), make_waiting_room(config, kv))
     engine = Engine(
@@ -78,7 +88,6 @@ def build(
         on_step=on_step,
         one_step_ahead=ahead,
     )
-    max_model_len = min(loaded.max_model_len, pool.num_tokens)
     logger.info(
         "KV pool: %d blocks of %d tokens (%d tokens, %.1f MiB); %d requests of %d tokens fit",
         pool.num_usable_blocks,
@@ -98,20 +107,14 @@ def _waiting_room(config: EngineConfig) -> int:
     return max(SMALL_WAITING_ROOM, 2 * config.batch_size if config.batching == "static" else 0)
 
 
-def _shapes_that_fit(shapes: Iterable[tuple[int, int]], pool: PoolPlan) -> list[tuple[int, int]]:
-    return [
-        shape
-        for shape in shapes
-        if warmup.blocks_needed(*shape, pool.block_size) <= pool.num_blocks
-    ]
-
-
 def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     """A step as large as the settings allow, over a cache of its own that is gone afterwards."""
-    shape = (config.max_num_seqs - 1, config.max_num_batched_tokens - config.max_num_seqs + 1)
+    step = WarmStep(
+        config.max_num_seqs - 1, config.max_num_batched_tokens - config.max_num_seqs + 1
+    )
     backend = make_backend(loaded.kernels)
-    num_blocks = warmup.blocks_needed(*shape, config.block_size)
+    num_blocks = step.blocks_needed(config.block_size)
     backend.allocate(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
     sampler = Sampler(loaded.vocab_size, loaded.device)
     runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
-    warmup.run_steps(runner, [shape], config.block_size)
+    warmup.run_steps(runner, [step], config.block_size)

@@ -96,6 +96,11 @@ class KernelAttention:
 class TritonAttention(KernelAttention):
     """On a GPU grids follow from host integers, never from what is on the device."""
 
+    def decode_lengths(self, max_model_len: int) -> list[int]:
+        """Context lengths that between them need every kernel of decode attention."""
+        lengths: list[int] = self._ops.decode_lengths(max_model_len)
+        return lengths
+
     def _grid(self, batch: StepBatch) -> Mapping[str, int]:
         return {
             "num_decodes": batch.num_decodes,

@@ -53,6 +53,7 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(None, ge=1)
     attention_backend: Literal["auto", "torch", "cpu", "triton"] = "auto"
     fused_modules: bool = True
+    cuda_graphs: Literal["auto", "off"] = "auto"
 
     # KV cache
     block_size: int = Field(16, ge=1, le=256)

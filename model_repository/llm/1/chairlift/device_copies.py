@@ -33,3 +33,9 @@ def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def copy_into(target: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
+    """``to_device``, into memory that is there."""
+    tensor = torch.from_numpy(array)
+    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .attention import AttentionBackend, StepBatch
 from .device_copies import to_device
+from .graphs import Capture, DecodeGraphs, GraphShape
 from .request import Request, TokenLogprobs
 from .sampler import Draws, Sampler, SamplingRow
 from .scheduler import Row, StepPlan
@@ -76,6 +78,7 @@ class ModelRunner:
         self._block_size = block_size
         self._device = device
         self._last: Draws | None = None
+        self._graphs: DecodeGraphs | None = None
 
     def run(self, plan: StepPlan) -> StepResult:
         """One forward; the KV cache then holds every scheduled token."""
@@ -89,9 +92,7 @@ class ModelRunner:
         scoring = [row for row in plan.prefills if row.request.params.prompt_logprobs is not None]
         arrays = StepArrays.of(plan, self._block_size)
         logit_rows = drawing.token_rows + _prompt_rows(plan, scoring)
-        batch = self._batch(arrays, len(plan.decodes), logit_rows)
-        self._fill_in(batch.input_ids, plan, arrays.promised)
-        logits = self._forward(batch)
+        logits = self._logits(plan, arrays, logit_rows)
         num_drawing = len(drawing.token_rows)
         self._last = self._sampler.launch(logits[:num_drawing], drawing.rows)
         return PendingStep(
@@ -102,7 +103,31 @@ class ModelRunner:
         """Forget what sampling kept for a finished request."""
         self._sampler.release(request.uid)
 
-    def _forward(self, batch: StepBatch) -> Tensor:
+    def capture_graphs(self, capture: Capture, shapes: Sequence[GraphShape]) -> None:
+        """Run decode steps that fit one of ``shapes`` as graphs from now on."""
+        self._graphs = DecodeGraphs(
+            self.forward, self._backend, shapes, self._block_size, self._device
+        )
+        self._graphs.capture(capture)
+
+    def _logits(self, plan: StepPlan, arrays: StepArrays, logit_rows: list[int]) -> Tensor:
+        """[S, V] for the tokens ``logit_rows`` of the step; a graph computes those of all."""
+
+        def fill_in(input_ids: Tensor) -> None:
+            self._fill_in(input_ids, plan, arrays.promised)
+
+        shape = None if self._graphs is None else self._graphs.find(arrays)
+        if self._graphs is None or shape is None:
+            batch = self._batch(arrays, len(plan.decodes), logit_rows)
+            fill_in(batch.input_ids)
+            return self.forward(batch)
+        logits = self._graphs.run(shape, arrays, fill_in)
+        if logit_rows == list(range(len(logits))):
+            return logits
+        return logits.index_select(0, self._tensor(np.array(logit_rows, dtype=np.int64)))
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """The model over one step's tensors: logits [S, V]."""
         output = self._model(
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],

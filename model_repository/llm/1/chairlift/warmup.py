@@ -2,51 +2,81 @@
 
 A step here goes through the runner like any other, for made-up requests over the pool's first
 blocks; what it writes there is registered nowhere and is overwritten by whoever gets the blocks.
+Triton-lang kernels are compiled at their first launch, once for each specialisation: the steps ask
+for every one that requests can ask for later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from .attention import AttentionBackend
+from .attention_kernels import TritonAttention
+from .kv_cache import NULL_BLOCK, BlockCopy
 from .model_runner import Runner
 from .request import Request, SamplingParams
 from .scheduler import Row, StepPlan
 
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+class WarmStep(NamedTuple):
+    """Rows with one token of ``context`` tokens each, one prompt, and a copy of the null block."""
+
+    num_decodes: int
+    num_prompt_tokens: int
+    context: int = 2
+    copies: bool = False
+
+    def blocks_needed(self, block_size: int) -> int:
+        """The null block included; a decode row has one block, as often as its table is long."""
+        return 1 + self.num_decodes + -(-self.num_prompt_tokens // block_size)
+
+    def plan(self, block_size: int) -> StepPlan:
+        plan = StepPlan(num_tokens=self.num_decodes + self.num_prompt_tokens)
+        if self.copies:
+            plan.copies.append(BlockCopy(NULL_BLOCK, NULL_BLOCK))
+        block = 1
+        for uid in range(self.num_decodes):
+            table = [block] * -(-self.context // block_size)
+            request = _request(uid, [0] * self.context, table)
+            plan.decodes.append(Row(request, self.context - 1, 1))
+            block += 1
+        if self.num_prompt_tokens:
+            table = [*range(block, self.blocks_needed(block_size))]
+            request = _request(self.num_decodes, [0] * self.num_prompt_tokens, table)
+            plan.prefills.append(Row(request, 0, self.num_prompt_tokens))
+        return plan
+
+
 # Decodes alone, with a prompt, and in numbers: the shapes that a fresh server meets first.
-FIRST_SHAPES = ((1, 0), (1, 8), (8, 0))
+FIRST_STEPS = (WarmStep(1, 0), WarmStep(1, 8), WarmStep(8, 0))
 
 
-def make_plan(num_decodes: int, num_prompt_tokens: int, block_size: int) -> StepPlan:
-    """``num_decodes`` rows with two tokens of context, and one prompt of ``num_prompt_tokens``."""
-    plan = StepPlan(num_tokens=num_decodes + num_prompt_tokens)
-    block = 1
-    for uid in range(num_decodes):
-        request = _request(uid, [0, 0], [block])
-        plan.decodes.append(Row(request, 1, 1))
-        block += 1
-    if num_prompt_tokens:
-        count = -(-num_prompt_tokens // block_size)
-        request = _request(num_decodes, [0] * num_prompt_tokens, [*range(block, block + count)])
-        plan.prefills.append(Row(request, 0, num_prompt_tokens))
-    return plan
+def steps_for(backend: AttentionBackend, max_model_len: int) -> list[WarmStep]:
+    """The first steps, and what else the backend's kernels are compiled for."""
+    steps = list(FIRST_STEPS)
+    if isinstance(backend, TritonAttention):
+        lengths = backend.decode_lengths(max_model_len)
+        steps += [WarmStep(1, 0, length, copies=True) for length in lengths]
+    return steps
 
 
-def blocks_needed(num_decodes: int, num_prompt_tokens: int, block_size: int) -> int:
-    """Blocks that the plan of these sizes uses, the null block included."""
-    return 1 + num_decodes + -(-num_prompt_tokens // block_size)
-
-
-def run_steps(runner: Runner, shapes: Iterable[tuple[int, int]], block_size: int) -> None:
-    """Run a step of each (decodes, prompt tokens), then forget its requests."""
-    for num_decodes, num_prompt_tokens in shapes:
-        plan = make_plan(num_decodes, num_prompt_tokens, block_size)
+def run_steps(
+    runner: Runner, steps: Iterable[WarmStep], block_size: int, num_blocks: int | None = None
+) -> None:
+    """Run those that ``num_blocks`` suffice for, and forget their requests."""
+    for step in steps:
+        if num_blocks is not None and step.blocks_needed(block_size) > num_blocks:
+            continue
+        plan = step.plan(block_size)
         runner.run(plan)
         for row in plan.rows:
             runner.release(row.request)
 
 
 def _request(uid: int, prompt_ids: list[int], block_ids: list[int]) -> Request:
-    params = SamplingParams(temperature=0.0, max_tokens=1)
-    request = Request(-1 - uid, prompt_ids, params, seed=0, arrival=0.0)
+    request = Request(-1 - uid, prompt_ids, GREEDY, seed=0, arrival=0.0)
     request.block_ids = block_ids
     return request
