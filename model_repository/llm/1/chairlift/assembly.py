@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 
 from . import loader, warmup
+from .attention import AttentionBackend
+from .attention_kernels import TritonAttention
 from .backends import make_backend
 from .config import EngineConfig
 from .device_memory import plan_pool
@@ -64,8 +66,7 @@ def build(
     bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.dtype.itemsize)
     pool = plan_pool(config, loaded.device, bytes_per_token, lambda: _largest_step(config, loaded))
     backend.allocate(loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device)
-    sampler = Sampler(loaded.vocab_size, loaded.device)
-    runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
+    runner = _runner(config, loaded, backend)
     max_model_len = min(loaded.max_model_len, pool.num_tokens)
     steps = warmup.steps_for(backend, max_model_len)
     warmup.run_steps(runner, steps, config.block_size, pool.num_blocks)
@@ -115,6 +116,10 @@ def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     backend = make_backend(loaded.kernels)
     num_blocks = step.blocks_needed(config.block_size)
     backend.allocate(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
-    sampler = Sampler(loaded.vocab_size, loaded.device)
-    runner = ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
-    warmup.run_steps(runner, [step], config.block_size)
+    warmup.run_steps(_runner(config, loaded, backend), [step], config.block_size)
+
+
+def _runner(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> ModelRunner:
+    kernels = isinstance(backend, TritonAttention)
+    sampler = Sampler(loaded.vocab_size, loaded.device, kernels=kernels)
+    return ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)

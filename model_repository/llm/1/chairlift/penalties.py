@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .device_copies import to_device
 from .request import SamplingParams
 
 Ids = npt.NDArray[np.int64]
@@ -182,9 +183,7 @@ def add_changes(logits: torch.Tensor, changes: Sequence[tuple[int, Changes]]) ->
     places = np.concatenate([change.ids + row * width for row, change in changes])
     values = np.concatenate([change.values for _, change in changes])
     device = logits.device
-    logits.view(-1).index_add_(
-        0, torch.from_numpy(places).to(device), torch.from_numpy(values).to(device)
-    )
+    logits.view(-1).index_add_(0, to_device(places, device), to_device(values, device))
 
 
 def apply_penalties(logits: torch.Tensor, rows: Sequence[PenalisedRow]) -> None:
@@ -209,9 +208,9 @@ def apply_penalties(logits: torch.Tensor, rows: Sequence[PenalisedRow]) -> None:
     repetition, frequency, presence = np.repeat(settings, sizes, axis=0).T
     subtracted = frequency * counts + presence * (counts > 0)
     device = logits.device
-    index = torch.from_numpy(places).to(device)
-    factor = torch.from_numpy(np.ascontiguousarray(repetition)).to(device)
+    index = to_device(places, device)
+    factor = to_device(np.ascontiguousarray(repetition), device)
     flat = logits.view(-1)
     values = flat[index]
     values = torch.where(values < 0, values * factor, values / factor)
-    flat[index] = values - torch.from_numpy(subtracted).to(device)
+    flat[index] = values - to_device(subtracted, device)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from .device_copies import HostCopy
+from .device_copies import HostCopy, to_device
 from .draw import draw
+from .draw_kernels import draw_on_device
 from .gumbel import GumbelNoise, Noise, Place
 from .logprobs import token_logprobs
 from .penalties import (
@@ -68,14 +70,21 @@ class Draws(NamedTuple):
 class Sampler:
     """Chooses the next token of each row; the same request gets the same tokens in any batch.
 
-    ``noise`` gives Gumbel noise by (seed, sample index, position, token id).
+    ``noise`` gives Gumbel noise by (seed, sample index, position, token id). With ``kernels`` it is
+    the Triton-lang kernels that draw, which make that noise themselves.
     """
 
     def __init__(
-        self, vocab_size: int, device: torch.device | str, noise: Noise | None = None
+        self,
+        vocab_size: int,
+        device: torch.device | str,
+        noise: Noise | None = None,
+        *,
+        kernels: bool = False,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
+        self._kernels = kernels
         self._noise = noise or GumbelNoise(vocab_size, self._device)
         self._requests: dict[int, _Request] = {}
         self._scratch = self._empty_rows(0)
@@ -187,8 +196,11 @@ class Sampler:
     def _draw(
         self, work: torch.Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys = self._noise.keys([Place(r.seed, r.sample_index, r.position) for r in rows])
-        return draw(work, [row.params for row in rows], keys, self._noise)
+        params = [row.params for row in rows]
+        places = [Place(row.seed, row.sample_index, row.position) for row in rows]
+        if self._kernels:
+            return draw_on_device(work[:, : self._vocab_size], params, places)
+        return draw(work, params, self._noise.keys(places), self._noise)
 
     def _logprobs(
         self,
@@ -206,7 +218,7 @@ class Sampler:
         return reports
 
     def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return to_device(np.array(numbers, np.int64), self._device)
 
 
 class _Request:

@@ -19,6 +19,7 @@ from .request import Request, SamplingParams
 from .scheduler import Row, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
+FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, max_tokens=1)
 
 
 class WarmStep(NamedTuple):
@@ -28,6 +29,7 @@ class WarmStep(NamedTuple):
     num_prompt_tokens: int
     context: int = 2
     copies: bool = False
+    params: SamplingParams = GREEDY
 
     def blocks_needed(self, block_size: int) -> int:
         """The null block included; a decode row has one block, as often as its table is long."""
@@ -40,12 +42,13 @@ class WarmStep(NamedTuple):
         block = 1
         for uid in range(self.num_decodes):
             table = [block] * -(-self.context // block_size)
-            request = _request(uid, [0] * self.context, table)
+            request = _request(uid, [0] * self.context, table, self.params)
             plan.decodes.append(Row(request, self.context - 1, 1))
             block += 1
         if self.num_prompt_tokens:
             table = [*range(block, self.blocks_needed(block_size))]
-            request = _request(self.num_decodes, [0] * self.num_prompt_tokens, table)
+            prompt = [0] * self.num_prompt_tokens
+            request = _request(self.num_decodes, prompt, table, self.params)
             plan.prefills.append(Row(request, 0, self.num_prompt_tokens))
         return plan
 
@@ -59,7 +62,7 @@ def steps_for(backend: AttentionBackend, max_model_len: int) -> list[WarmStep]:
     steps = list(FIRST_STEPS)
     if isinstance(backend, TritonAttention):
         lengths = backend.decode_lengths(max_model_len)
-        steps += [WarmStep(1, 0, length, copies=True) for length in lengths]
+        steps += [WarmStep(1, 0, length, copies=True, params=FILTERED) for length in lengths]
     return steps
 
 
@@ -76,7 +79,9 @@ def run_steps(
             runner.release(row.request)
 
 
-def _request(uid: int, prompt_ids: list[int], block_ids: list[int]) -> Request:
-    request = Request(-1 - uid, prompt_ids, GREEDY, seed=0, arrival=0.0)
+def _request(
+    uid: int, prompt_ids: list[int], block_ids: list[int], params: SamplingParams
+) -> Request:
+    request = Request(-1 - uid, prompt_ids, params, seed=0, arrival=0.0)
     request.block_ids = block_ids
     return request
