@@ -63,9 +63,10 @@ def build(
         torch.set_num_threads(config.threads)
     loaded = loaded or loader.load(config)
     backend = make_backend(loaded.kernels)
-    bytes_per_token = kv_bytes_per_token(loaded.layers, loaded.dtype.itemsize)
+    cache_dtype = _cache_dtype(config, loaded)
+    bytes_per_token = kv_bytes_per_token(loaded.layers, cache_dtype.itemsize)
     pool = plan_pool(config, loaded.device, bytes_per_token, lambda: _largest_step(config, loaded))
-    backend.allocate(loaded.layers, pool.num_blocks, config.block_size, loaded.dtype, loaded.device)
+    backend.allocate(loaded.layers, pool.num_blocks, config.block_size, cache_dtype, loaded.device)
     runner = _runner(config, loaded, backend)
     max_model_len = min(loaded.max_model_len, pool.num_tokens)
     steps = warmup.steps_for(backend, max_model_len)
@@ -115,8 +116,18 @@ def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     )
     backend = make_backend(loaded.kernels)
     num_blocks = step.blocks_needed(config.block_size)
-    backend.allocate(loaded.layers, num_blocks, config.block_size, loaded.dtype, loaded.device)
+    dtype = _cache_dtype(config, loaded)
+    backend.allocate(loaded.layers, num_blocks, config.block_size, dtype, loaded.device)
     warmup.run_steps(_runner(config, loaded, backend), [step], config.block_size)
+
+
+def _cache_dtype(config: EngineConfig, loaded: LoadedModel) -> torch.dtype:
+    """The model's own, or e4m3: half of bf16's bytes, three bits of mantissa, up to 448."""
+    if config.kv_cache_dtype == "auto":
+        return loaded.dtype
+    if loaded.kernels is None or loaded.kernels.kind is not TritonAttention:
+        raise ValueError("kv_cache_dtype 'fp8' needs the Triton-lang kernels, on a GPU")
+    return torch.float8_e4m3fn
 
 
 def _runner(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> ModelRunner:

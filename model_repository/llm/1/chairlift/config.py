@@ -70,6 +70,7 @@ class EngineConfig(BaseModel):
         le=1,
         validation_alias=_alias("gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction"),
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     enable_prefix_caching: bool = Field(
         True, validation_alias=_alias("enable_prefix_caching", "enable_kv_cache_reuse")
     )
