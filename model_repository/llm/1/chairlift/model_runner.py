@@ -95,9 +95,8 @@ class ModelRunner:
         logits = self._logits(plan, arrays, logit_rows)
         num_drawing = len(drawing.token_rows)
         self._last = self._sampler.launch(logits[:num_drawing], drawing.rows)
-        return PendingStep(
-            self._sampler, drawing.requests, self._last, scoring, logits[num_drawing:]
-        )
+        scored = logits[num_drawing:] if scoring else None
+        return PendingStep(self._sampler, drawing.requests, self._last, scoring, scored)
 
     def release(self, request: Request) -> None:
         """Forget what sampling kept for a finished request."""
@@ -179,7 +178,7 @@ class PendingStep:
         requests: list[Request],
         draws: Draws,
         scoring: list[Row],
-        prompt_logits: Tensor,
+        prompt_logits: Tensor | None,
     ) -> None:
         self._sampler = sampler
         self._requests = requests
@@ -204,8 +203,10 @@ class PendingStep:
         return StepResult(samples, self._score_prompts())
 
     def _score_prompts(self) -> list[PromptLogprobs]:
-        scores = []
+        scores: list[PromptLogprobs] = []
         offset = 0
+        if self._prompt_logits is None:
+            return scores
         for row in self._scoring:
             wanted = row.request.params.prompt_logprobs
             following = _following_prompt_ids(row)

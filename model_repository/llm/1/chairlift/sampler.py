@@ -58,9 +58,12 @@ class Sampled(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Tokens drawn on the device: ``ids`` int64 [S], of which the n-th is row ``order[n]``'s."""
+    """Tokens drawn on the device: ``ids`` int64 [S], of which the n-th is row ``order[n]``'s.
 
-    logits: torch.Tensor
+    ``logits`` are kept only where somebody wants a report of them: the next step needs the memory.
+    """
+
+    logits: torch.Tensor | None
     rows: Sequence[SamplingRow]
     order: list[int]
     ids: torch.Tensor
@@ -98,7 +101,7 @@ class Sampler:
         """Draw on the device; ``collect`` brings what was drawn to the host."""
         if not rows:
             none = torch.empty(0, dtype=torch.int64, device=self._device)
-            return Draws(logits, rows, [], none, HostCopy(none))
+            return Draws(None, rows, [], none, HostCopy(none))
         requests = [self._request(row) for row in rows]
         edited = [
             r.edits is not None and r.edits.wanted(len(row.output_ids))
@@ -120,7 +123,9 @@ class Sampler:
                 found.append(best_token(work[len(drawn) :]))
         ids = torch.cat([ids for ids, _ in found])
         valid = torch.cat([best.abs() < torch.inf for _, best in found])
-        return Draws(logits, rows, plain + copied, ids, HostCopy(torch.stack((ids, valid))))
+        copy = HostCopy(torch.stack((ids, valid)))
+        reported = any(row.params.logprobs is not None for row in rows)
+        return Draws(logits if reported else None, rows, plain + copied, ids, copy)
 
     @torch.inference_mode()
     def collect(self, draws: Draws) -> Sampled:
@@ -137,7 +142,7 @@ class Sampler:
             for i, row in enumerate(rows)
             if row.params.logprobs is not None and not invalid[i]
         ]
-        if asked:
+        if asked and draws.logits is not None:
             asking = [i for i, _ in asked]
             chosen = [token_ids[i] for i in asking]
             made = self._logprobs(draws.logits, asking, chosen, [n for _, n in asked])
