@@ -117,6 +117,28 @@ def test_mixed_batch_with_any_head_ratio(
     check(ops, batch, 0.125)
 
 
+DECODING = [(1, n) for n in (1, 5, 15, 16, 17, 33, 40, 64, 127, 128, 129, 300, 511, 513, 700, 1100)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (8, 8), (6, 2), (34, 2), (24, 24)])
+def test_kv_heads_together_give_what_each_gives(
+    ops: CpuOps, heads: int, kv_heads: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Many decoding sequences put several KV heads into one work item, a few sequences do not."""
+    batch = build(ops, [*DECODING, (40, 90)], heads, LayerShape(kv_heads, 64, 64), dtype)
+    together = check(ops, batch, 0.125, window=window)
+    for row in range(len(DECODING)):
+        alone = ops.attend(
+            *(batch.q[row : row + 1], batch.cache, 1, batch.tables[row : row + 1]),
+            *(batch.starts[:2], batch.lengths[row : row + 1]),
+            scale=0.125,
+            window=window,
+        )
+        assert torch.equal(alone[0], together[row]), row
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [8, 48, 64, 80, 96, 112, 128, 256])
 def test_any_head_dimension(ops: CpuOps, dim: int, dtype: torch.dtype) -> None:

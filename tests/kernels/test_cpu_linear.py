@@ -58,6 +58,20 @@ def test_rows_may_be_strided_and_neighbours_are_not_read(ops: CpuOps) -> None:
     assert torch.equal(ops.linear(wide[:, 40:110], packed), ops.linear(inputs(9, 70), packed))
 
 
+def test_packed_weights_lie_one_after_the_other(ops: CpuOps) -> None:
+    """A step reads them in this order, and pages of 2 MB hold several."""
+    first, second = ops.pack_linear(weights(80, 576)), ops.pack_linear(weights(33, 70))
+    assert second.panels_at - first.panels_at == first.panels.nbytes == 96 * 576 * 2
+    large = ops.pack_linear(weights(1, 64).expand(600_000, 64))
+    after = ops.pack_linear(weights(16, 32))
+    assert large.panels.nbytes > 64 << 20, "more than a chunk of memory"
+    assert all(p.panels_at % 64 == 0 for p in (first, second, large, after))
+    x = inputs(2, 64)
+    assert torch.equal(
+        ops.linear(x, large)[:, -1], ops.linear(x, ops.pack_linear(weights(1, 64)))[:, 0]
+    )
+
+
 def test_a_transposed_weight_packs_like_its_copy(ops: CpuOps) -> None:
     weight = weights(48, 64)
     x = inputs(3, 48)

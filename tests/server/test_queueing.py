@@ -37,7 +37,7 @@ def prioritised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
         shutil.copytree(ROOT / "model_repository" / name, repository / name)
     config = repository / "llm" / "config.pbtxt"
     small = config.read_text().replace("max_queue_size: 1024", "max_queue_size: 4")
-    config.write_text(small.replace("max_batch_size: 8", "max_batch_size: 1"))
+    config.write_text(small.replace("max_batch_size: 64", "max_batch_size: 1"))
     settings = ("queue_order=priority", "max_num_seqs=1", "max_waiting=10")
     with running_server(
         tmp_path_factory.mktemp("prioritised"),

@@ -89,6 +89,7 @@ def test_the_batching_variants_differ_in_the_batching_alone() -> None:
         config = load(name)
         assert parameters(config)["batching"] == batching
         config.parameters["batching"].string_value = ""
+        config.max_batch_size = 0  # a batch in the other two, a delivery in the continuous one
         config.dynamic_batching.ClearField("preferred_batch_size")
         config.dynamic_batching.ClearField("max_queue_delay_microseconds")
         rest.append(config)
@@ -172,7 +173,7 @@ def test_every_output_comes_with_the_declared_type_and_rank(batched: bool) -> No
     delta = SequenceDelta("text", (7, 7), FinishReason.STOP, 0, -1.0, logprobs)
     facts = RequestFacts(2, 0, "", (1, 7), (None, logprobs[0]), *range(3), *range(4))
     options = OutputOptions(outputs=tuple(OUTPUTS), logprobs_asked=True)
-    tensors = encode([delta], facts, options, WireSettings(batched=batched), str)
+    tensors = encode([delta], lambda: facts, options, WireSettings(batched=batched), str)
     assert list(tensors) == list(OUTPUTS)
     for name, array in tensors.items():
         datatype, dims = outputs_in_code(batched)[name]

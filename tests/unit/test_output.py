@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -84,13 +84,16 @@ class Unobserved:
 class Bench:
     """An output thread with a fake engine."""
 
-    def __init__(self, pieces: TokenPieces) -> None:
+    def __init__(
+        self, pieces: TokenPieces, clock: Callable[[], float] | None = None, share: float = 1.0
+    ) -> None:
         self.pieces = pieces
         self.engine = Stopper()
         self.closed: list[Answer] = []
         ticks = count()
-        self.thread = OutputThread(lambda: float(next(ticks)), Unobserved(), self.closed.append)
-        self.thread.start(self.engine)
+        clock = clock or (lambda: float(next(ticks)))
+        self.thread = OutputThread(clock, Unobserved(), self.closed.append)
+        self.thread.start(self.engine, share)
 
     def open(
         self, client: ClientRequest, *, stream: bool = True, stop: tuple[str, ...] = (), n: int = 1
@@ -138,6 +141,33 @@ def test_final_comes_once_with_the_last_text(bench: Bench, stream: bool) -> None
     assert recorder.finals == 1 and not recorder.errors
     assert len(recorder.texts) == 1 or stream
     assert bench.closed[0].record.finish_reasons == ["length"]
+
+
+def test_sends_beyond_their_share_of_the_time_are_put_together(pieces: TokenPieces) -> None:
+    """A clock that a send moves on by 1 s: with a share of 0.01 the rest never ends on its own."""
+    now = [0.0]
+
+    class Slow(Recorder):
+        def send(self, outputs: Mapping[str, Any], *, final: bool) -> None:
+            super().send(outputs, final=final)
+            now[0] += 1.0
+            begun.set()
+
+    begun = threading.Event()
+    bench = Bench(pieces, clock=lambda: now[0], share=0.01)
+    recorder, other = Slow(), Slow()
+    group = bench.open(ClientRequest(recorder, "id", None))
+    bench.say(group, "a")
+    assert begun.wait(10), "the first token goes at once"
+    bench.say(group, "bcdef")
+    late = bench.open(ClientRequest(other, "id", None))
+    bench.say(late, "z", FinishReason.STOP)
+    assert other.closed.wait(10), "first tokens and ends don't wait"
+    assert recorder.texts == ["a"], "the rest is kept"
+    bench.say(group, "g", FinishReason.STOP)
+    assert recorder.closed.wait(10)
+    assert "".join(recorder.texts) == "abcdefg" and recorder.finals == 1
+    bench.thread.stop()
 
 
 def test_slow_sender_coalesces_and_the_first_token_goes_at_once(bench: Bench) -> None:

@@ -173,6 +173,11 @@ class Answer:
     def ended(self) -> bool:
         return all(sequence.finish is not None for sequence in self.sequences)
 
+    @property
+    def urgent(self) -> bool:
+        """Whether a client waits for more than the next piece of a text that has begun."""
+        return any(not s.closed and (s.finish is not None or not s.started) for s in self.sequences)
+
     def on_prompt(self, out: PromptOut) -> None:
         """A chunk of the prompt was computed; after a preemption it comes again and counts once."""
         self.record.first_scheduled = out.first_scheduled

@@ -104,6 +104,7 @@ class EngineConfig(BaseModel):
     default_sampling: Literal["dialect", "greedy", "random"] = "dialect"
     dialect: Literal["trtllm", "vllm"] = "trtllm"
     stream_interval: int = Field(1, ge=1)
+    max_send_share: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
 
     # Life cycle

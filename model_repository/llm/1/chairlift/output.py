@@ -35,7 +35,12 @@ class Observer(Protocol):
 
 class OutputThread:
     """Drains the engine's messages. While a send takes its time messages gather, and what gathered
-    for one sequence goes out as one chunk: a slow sender coalesces, and the engine never waits."""
+    for one sequence goes out as one chunk: a slow sender coalesces, and the engine never waits.
+
+    Sending takes ``share`` of the time at most, ends and first tokens excepted, which go at once.
+    Where the model runs on the same cores every send costs it more than the send's own time: each
+    passes through half a dozen threads, and whichever takes a core holds up all of a step's.
+    """
 
     def __init__(
         self,
@@ -49,10 +54,12 @@ class OutputThread:
         self._queue: SimpleQueue[Answer | Outputs | None] = SimpleQueue()
         self._open: dict[int, Answer] = {}
         self._engine: Stopper | None = None
+        self._rest = 0.0  # seconds without sends per second of sending
         self._thread = threading.Thread(target=self._run, name="chairlift-output", daemon=True)
 
-    def start(self, engine: Stopper) -> None:
+    def start(self, engine: Stopper, share: float = 1.0) -> None:
         self._engine = engine
+        self._rest = 1.0 / share - 1.0
         self._thread.start()
 
     def open(self, answer: Answer) -> None:
@@ -70,16 +77,30 @@ class OutputThread:
 
     def _run(self) -> None:
         running = True
+        touched: dict[int, Answer] = {}
+        resume = self._clock()
         while running:
-            touched: dict[int, Answer] = {}
-            running = self._take(self._queue.get(), touched)
-            try:
-                while running:
-                    running = self._take(self._queue.get_nowait(), touched)
-            except Empty:
-                pass
-            for answer in touched.values():
+            running = self._gather(touched, resume)
+            started = self._clock()
+            rested = started >= resume or not running
+            due = [answer for answer in touched.values() if rested or answer.urgent]
+            for answer in due:
+                touched.pop(answer.group, None)
                 self._respond(answer)
+            if rested and due:
+                finished = self._clock()
+                resume = finished + (finished - started) * self._rest
+
+    def _gather(self, touched: dict[int, Answer], resume: float) -> bool:
+        """Take what has come, or wait for it; with something to send, until ``resume`` only."""
+        try:
+            left = max(0.0, resume - self._clock()) if touched else None
+            running = self._take(self._queue.get(timeout=left), touched)
+            while running:
+                running = self._take(self._queue.get_nowait(), touched)
+        except Empty:
+            return True
+        return running
 
     def _take(self, message: Answer | Outputs | None, touched: dict[int, Answer]) -> bool:
         if message is None:

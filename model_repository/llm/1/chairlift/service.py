@@ -47,6 +47,11 @@ class Arrival:
     responder: Responder
 
 
+# Where the model runs on the same cores as the sends (see OutputThread). With 32 streams on two
+# cores workload B took 1.9 s with no limit, 1.5 s with 0.1, when the engine alone took 1.5 s.
+CPU_SEND_SHARE = 0.15
+
+
 class Service:
     """Owns the engine, the output thread, and housekeeping, and joins them to arrivals."""
 
@@ -106,7 +111,9 @@ class Service:
         )
 
     def start(self) -> None:
-        self._output.start(self.engine)
+        on_cpu = self.parts.loaded.device.type == "cpu"
+        share = self.config.max_send_share or (CPU_SEND_SHARE if on_cpu else 1.0)
+        self._output.start(self.engine, share)
         self.engine.start()
         self._housekeeping.start()
 
@@ -128,9 +135,9 @@ class Service:
             self.engine.wait_until_idle()
             self._submit(arrivals)
             return
+        if self.config.triton_queues:
+            self.engine.wait_for_room()
         for arrival in arrivals:
-            if self.config.triton_queues:
-                self.engine.wait_for_room()
             self._submit([arrival])
 
     def _submit(self, arrivals: Sequence[Arrival]) -> None:
