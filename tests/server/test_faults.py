@@ -219,7 +219,8 @@ def test_H4_H6_loading_and_unloading_again_and_again(bare: Bare) -> None:
         beat = bare.control.heartbeat()
         assert beat is not None
         with ThreadPoolExecutor(4) as pool:
-            body = {"text_input": "Count: 1 2 3", "max_tokens": 40, "ignore_eos": True}
+            # So long that the first still runs when the batcher hands over the last, 0.5 s later.
+            body = {"text_input": "Count: 1 2 3", "max_tokens": 300, "ignore_eos": True}
             streams = [pool.submit(joined, stream(server, **body)) for _ in range(4)]
             wait_for("four streams", lambda: heartbeat(server)["running"] == 4, 30.0)
             assert bare.post("unload") == 200

@@ -15,6 +15,7 @@ from perf.measuring.workload import WorkRequest, load_workload
 from tests.server.harness import ServerProcess
 
 RUN_SECONDS = 180.0
+ATTEMPTS = 2  # once in eight runs it reported success and left its export empty
 LENGTHS = (1, 7, 3, 12)
 
 
@@ -32,11 +33,14 @@ def analyze(
     inputs.write_text(input_json(requests, stream=stream))
     address = f"127.0.0.1:{server.grpc_port}"
     line = command(tool.program, address, "llm", inputs, level, export)
-    done = subprocess.run(
-        line, env=tool.variables, capture_output=True, text=True, timeout=RUN_SECONDS
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "No valid requests recorded" not in done.stdout + done.stderr
+    for _ in range(ATTEMPTS):
+        done = subprocess.run(
+            line, env=tool.variables, capture_output=True, text=True, timeout=RUN_SECONDS
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "No valid requests recorded" not in done.stdout + done.stderr
+        if export.stat().st_size:
+            break
     return read_export(export)
 
 
