@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-import triton
 
 from perf.gpu.timing import Bench, Table, Value
+from perf.measuring.results import about, about_lines, table
 
 
-def machine(bench: Bench) -> dict[str, str]:
+def machine(bench: Bench) -> dict[str, Any]:
     """What the figures belong to."""
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "no GPU, a trial run"
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    return {"device": name, **versions, "python": platform.python_version()}
+    return {"device": name, **about()}
 
 
-def markdown(title: str, head: dict[str, str], tables: Sequence[Table]) -> str:
+def markdown(title: str, facts: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """One table each, columns in order of first appearance, shares as percentages."""
-    lines = [f"# {title}", "", ", ".join(f"{k} {v}" for k, v in head.items()), ""]
-    for table in tables:
-        columns = list(dict.fromkeys(name for row in table.rows for name in row))
-        lines += [f"## {table.title}", "", table.note, ""]
-        if columns:
-            lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        for row in table.rows:
-            cells = (_cell(name, row.get(name, "")) for name in columns)
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+    lines = [f"# {title}", "", *about_lines(facts), ""]
+    for each in tables:
+        columns = list(dict.fromkeys(name for row in each.rows for name in row))
+        cells = [[_cell(name, row.get(name, "")) for name in columns] for row in each.rows]
+        lines += [f"## {each.title}", "", each.note, ""]
+        lines += [*table(columns, cells), ""] if columns else [""]
     return "\n".join(lines)
 
 
@@ -43,10 +38,10 @@ def _cell(name: str, value: Value) -> str:
 
 def write_tables(title: str, bench: Bench, tables: Sequence[Table], out: Path) -> None:
     """``out`` with .json and .md; also to standard output."""
-    head = machine(bench)
+    facts = machine(bench)
     out.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"machine": head, "tables": [table._asdict() for table in tables]}
+    whole = {"machine": facts, "tables": [table._asdict() for table in tables]}
     out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
-    text = markdown(title, head, tables)
+    text = markdown(title, facts, tables)
     out.with_suffix(".md").write_text(text)
     print(text, flush=True)

@@ -8,6 +8,7 @@ import mmap
 import os
 import platform
 import re
+import shutil
 import struct
 import subprocess
 import time
@@ -41,8 +42,10 @@ def describe_machine() -> dict[str, object]:
 
 
 def describe_commit() -> str:
-    """The commit, with a mark where tracked files differ from it."""
-    head = _git("rev-parse", "--short=12", "HEAD")
+    """The commit, with a mark where tracked files differ from it; "unknown" without git."""
+    if shutil.which("git") is None:
+        return "unknown"
+    head = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     return f"{head}+changes" if _git("status", "--porcelain", "--untracked-files=no") else head
 
 
