@@ -81,12 +81,12 @@ class LoadClient:
         number = next(self._ids)
         inputs = {"stream": True, **self._extra, **request.inputs}
         # Every output costs every response: what the request tells itself isn't asked for.
-        counts = COUNTS[:1] if "input_ids" in request.inputs else COUNTS
+        token_ids = request.inputs.get("input_ids")
+        num_known = len(token_ids) if isinstance(token_ids, Sequence) else 0
+        counts = COUNTS[:1] if num_known else COUNTS
         inputs |= {name: True for name in counts if name in self._specs}
         unknown = {name: v for name, v in inputs.items() if name not in self._specs}
         tensors = [tensor(n, v, self._specs[n]) for n, v in inputs.items() if n in self._specs]
-        known = request.inputs.get("input_ids")
-        num_known = len(known) if isinstance(known, Sequence) else 0
         trace = Trace(self._clock(), num_known, request_id=str(number))
         with self.changed:
             self._open[str(number)] = trace

@@ -112,7 +112,7 @@ template <class Epilogue>
 class Worker {
  public:
   Worker(const Job& job, const Epilogue& epilogue)
-      : job_(job), slice_(static_cast<int>(ceil_div(kMaxRows, job.steps))), meanwhile_{{}, epilogue, slice_} {}
+      : job_(job), meanwhile_{{}, epilogue, static_cast<int>(ceil_div(kMaxRows, job.steps))} {}
   ~Worker() { meanwhile_.finish(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -148,7 +148,6 @@ class Worker {
   }
 
   const Job& job_;
-  const int slice_;
   alignas(64) float sums_[2][kMaxRows * kPair];
   int turn_ = 0;
   Meanwhile<Epilogue> meanwhile_;
