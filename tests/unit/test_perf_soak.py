@@ -36,6 +36,13 @@ def test_noise_alone_is_flat(seed: int) -> None:
     assert slope("stubs", HOUR, noisy(0.0, MIB, seed)).is_flat
 
 
+@pytest.mark.parametrize(("growth", "is_flat"), [(1.1, True), (2.9, True), (4.0, False)])
+def test_a_small_process_may_settle_by_its_arenas(growth: float, is_flat: bool) -> None:
+    times = [float(second) for second in range(80)]
+    found = slope("server", times, [(46 + growth * time / 79) * MIB for time in times])
+    assert abs(found.growth - growth * MIB) < 0.1 * MIB and found.is_flat == is_flat
+
+
 def test_a_constant_is_flat() -> None:
     found = slope("shared", HOUR, [2.0 * MIB] * len(HOUR))
     assert (found.per_hour, found.error) == (0.0, 0.0) and found.is_flat
