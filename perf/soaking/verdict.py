@@ -15,7 +15,7 @@ from .traffic import Note
 WARM_UP_SHARE = 1 / 3
 # A line through so many means of stretches; within a stretch samples depend on each other.
 STRETCHES = 12
-# A short run cannot tell a slope from the last settling, so it may grow by this much in all: a share
+# A short run cannot tell a slope from the last settling, so it may grow by so much in all: a share
 # for large processes, and for small ones what thread arenas take (1.0 MiB of tritonserver's 46 in a
 # run of two minutes).
 GROWTH_ALLOWED = 0.02
