@@ -34,11 +34,15 @@ class Settled(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ClientRequest:
-    """One request of Triton's: B rows share its responder, and the last to end closes it."""
+    """One request of Triton's: B rows share its responder, and the last to end closes it.
+
+    ``asked_at`` is when Triton was last asked whether it was cancelled, at first its arrival.
+    """
 
     responder: Responder
     request_id: str
     deadline: float | None
+    asked_at: float = 0.0
     groups: list[int] = field(default_factory=list)
     open_rows: int = 0
     cancelled: bool = False

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from .client_watch import ClientWatch
 from .config import EngineConfig
 from .engine import Engine, State
-from .errors import ErrorCode, RequestError
 from .open_requests import OpenRequests
 from .profiling import StepProfiler
 from .telemetry import Telemetry
@@ -39,6 +39,7 @@ class Housekeeping:
         clock: Callable[[], float],
         control_dir: Path | None,
         *,
+        clients: ClientWatch,
         telemetry: Telemetry,
         profiler: StepProfiler,
         trace: TraceOrders,
@@ -48,6 +49,7 @@ class Housekeeping:
         self._open = open_requests
         self._clock = clock
         self._control_dir = control_dir
+        self._clients = clients
         self._telemetry = telemetry
         self._profiler = profiler
         self._trace = trace
@@ -76,7 +78,7 @@ class Housekeeping:
 
     def look_around(self) -> None:
         """One round; public for tests."""
-        self._check_clients()
+        self._clients.look()
         if self._control_dir is not None:
             self._check_drain(self._control_dir)
             if self._clock() >= self._next_beat:
@@ -86,23 +88,6 @@ class Housekeeping:
             self._telemetry.flush()
         self._profiler.look()
         self._trace.look()
-
-    def _check_clients(self) -> None:
-        now = self._clock()
-        for client in self._open.snapshot():
-            if client.cancelled:
-                continue
-            if client.deadline is not None and now >= client.deadline:
-                self._end(client.groups, "Request timeout expired", ErrorCode.UNAVAILABLE)
-            elif client.responder.is_cancelled():
-                self._end(client.groups, "Request was cancelled", ErrorCode.CANCELLED)
-            else:
-                continue
-            client.cancelled = True
-
-    def _end(self, groups: list[int], message: str, code: ErrorCode) -> None:
-        for group in groups:
-            self._engine.abort(group, RequestError(message, code))
 
     def _check_drain(self, control_dir: Path) -> None:
         request = control_dir / "drain"
