@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A long run with clients of all kinds: does anything grow, slow down, or go wrong?
 
-    python perf/soak.py [--seconds 120] [--clients 8] [--out FILE] [--set key=value ...]
+    python perf/soak.py [--seconds 120] [--clients 8] [--out FILE] [--log FILE]
+                        [--set key=value ...]
 
 Starts a server, lets clients stream, cancel, vanish, and be refused, and samples memory, files,
 shared memory, and KV blocks. Ends with 1 where memory grows beyond noise, a request ends as it must
@@ -19,7 +20,8 @@ from typing import NamedTuple
 
 from measuring.paths import DEFAULT_MODEL, RESULTS
 from measuring.results import about, save, table
-from soaking.footprint import Footprint, measure
+from psutil import NoSuchProcess
+from soaking.footprint import Footprint, ServerEnded, measure
 from soaking.plot import plot
 from soaking.traffic import Client, Notes, canary
 from soaking.verdict import Slope, latencies, slopes
@@ -51,7 +53,7 @@ def main() -> None:
         "num_kv_blocks": NUM_KV_BLOCKS,
         **parse_assignments(args.set),
     }
-    with trial_server(settings) as server:
+    with trial_server(settings, log=args.log) as server:
         run = soak(server, args.seconds, args.clients)
     found = slopes(run.samples)
     problems = run.problems + [
@@ -69,6 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS / "soak", help="without an ending")
+    parser.add_argument("--log", type=Path, help="where to leave what the server prints")
     parser.add_argument("--set", action="append", default=[], help="engine setting, key=value")
     return parser.parse_args()
 
@@ -84,7 +87,11 @@ def soak(server: TrialServer, seconds: float, num_clients: int) -> Run:
     problems = []
     while (left := start + seconds - time.monotonic()) > 0:
         time.sleep(min(left, max(0.5, seconds / SAMPLES)))
-        samples.append(measure(server, start))
+        try:
+            samples.append(measure(server, start))
+        except (ServerEnded, NoSuchProcess, OSError) as error:
+            problems.append(f"after {time.monotonic() - start:.0f} s: {error!r}")
+            break
         if not any(client.is_alive() for client in clients):
             problems.append("all clients ended")
             break
@@ -94,10 +101,13 @@ def soak(server: TrialServer, seconds: float, num_clients: int) -> Run:
         client.join(REST_SECONDS)
     if any(client.is_alive() for client in clients):
         problems.append("a client hangs")
-    if (answer := canary(server)) != expected:
-        problems.append(f"the canary says {answer!r} instead of {expected!r}")
-    problems += notes.problems + left_open(server, start)
-    return Run(seconds, notes, samples, problems)
+    try:
+        if (answer := canary(server)) != expected:
+            problems.append(f"the canary says {answer!r} instead of {expected!r}")
+        problems += left_open(server, start)
+    except (ServerEnded, NoSuchProcess, OSError) as error:
+        problems.append(f"at the end: {error!r}")
+    return Run(seconds, notes, samples, problems + notes.problems)
 
 
 def left_open(server: TrialServer, start: float) -> list[str]:

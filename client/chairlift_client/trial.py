@@ -50,12 +50,14 @@ def trial_server(
     model: str | None = None,
     model_repository: Path | None = None,
     load_timeout: float = 600.0,
+    log: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[TrialServer]:
     """Run a server with these engine settings on free ports of this machine.
 
-    Raises SetupError with the end of its log when it does not start.
+    ``log`` is where to leave what it prints, which is else thrown away in the end. Raises
+    SetupError with the end of its log when it does not start.
     """
     http, grpc, metrics = free_ports(3)
     command = [
@@ -68,13 +70,13 @@ def trial_server(
     for key, value in settings.items():
         command += ["--set", f"{key}={json.dumps(value)}"]
     with tempfile.TemporaryDirectory(prefix="chairlift-trial-") as folder:
-        log_path = Path(folder) / "server.log"
-        with log_path.open("w") as log:
+        log_path = log or Path(folder) / "server.log"
+        with log_path.open("w") as stream:
             process = subprocess.Popen(
                 command,
                 env={**os.environ, "CHAIRLIFT_CONTROL_DIR": f"{folder}/control"},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=stream,
                 stderr=subprocess.STDOUT,
             )
         try:

@@ -12,6 +12,10 @@ from chairlift_client.scrape import scrape
 from chairlift_client.trial import TrialServer
 
 
+class ServerEnded(Exception):
+    """The supervisor has no tritonserver at the moment."""
+
+
 class Footprint(NamedTuple):
     """Bytes unless said otherwise; ``at`` in seconds since the start."""
 
@@ -28,9 +32,12 @@ class Footprint(NamedTuple):
 
 
 def measure(server: TrialServer, start: float) -> Footprint:
-    """Raises psutil.NoSuchProcess where a process ends meanwhile, which none should."""
+    """Raises ServerEnded or psutil.NoSuchProcess where a process is gone, which none should be."""
     supervisor = psutil.Process(server.pid)
-    triton = next(p for p in supervisor.children(recursive=True) if p.name() == "tritonserver")
+    servers = [p for p in supervisor.children(recursive=True) if p.name() == "tritonserver"]
+    if not servers:
+        raise ServerEnded("tritonserver has ended")
+    triton = servers[0]
     stubs = [p for p in triton.children(recursive=True) if "stub" in p.name()]
     regions = Path("/dev/shm").glob(f"chairlift-{server.pid}-*")
     now = scrape(server.metrics_url, "llm")
