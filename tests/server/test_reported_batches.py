@@ -4,7 +4,7 @@ server: REPORTED.md says which case is which."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.server.grpc_talk import tensors
 from tests.server.harness import ServerProcess, wait_for
-from tests.server.talk import canary, generate, joined, stream, wait_drained
+from tests.server.talk import canary, generate, joined, post, stream, wait_drained
 
 STORY = "Once upon a time"
 LENGTH = 10
@@ -140,6 +140,37 @@ def test_R6_one_bad_request_fails_alone(server: ServerProcess) -> None:
     errors = [end for end in got if not isinstance(end, grpcclient.InferResult)]
     assert len(errors) == 1
     assert "max_tokens" in str(errors[0])
+
+
+NO_TEXT = b"\xff"  # within a JSON string, which Triton takes as it is
+
+
+def infer_body(request_id: bytes) -> bytes:
+    text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [STORY]}
+    length = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [4]}
+    return json.dumps({"inputs": [text, length], "id": "@"}).encode().replace(b"@", request_id)
+
+
+def generate_body(request_id: bytes) -> bytes:
+    values = {"text_input": STORY, "max_tokens": 4, "id": "@"}
+    return json.dumps(values).encode().replace(b"@", request_id)
+
+
+@pytest.mark.parametrize(
+    ("path", "made"), [("llm/generate", generate_body), ("llm_infer/infer", infer_body)]
+)
+def test_R6_requests_that_cannot_be_read_fail_alone(
+    server: ServerProcess, path: str, made: Callable[[bytes], bytes]
+) -> None:
+    """Forty, which is more than the relay has places for."""
+    bodies = [made(b"7")] * 4 + [made(NO_TEXT)] * 40 + [made(b"7")] * 4
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda each: post(server, f"/v2/models/{path}", each), bodies))
+    sound, broken = replies[:4] + replies[-4:], replies[4:-4]
+    assert [reply.status for reply in sound] == [200] * 8, sound
+    for reply in broken:
+        assert reply.status == 400, reply
+        assert "could not be read: 'utf-8' codec" in reply.body["error"]
 
 
 @pytest.mark.parametrize(

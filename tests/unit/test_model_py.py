@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
+from chairlift.answers import Responder
+from chairlift.errors import RequestError
 from chairlift.metric_names import Kind
 from chairlift.metrics import MetricBook
+from chairlift.service import Arrival
 from chairlift_client.scrape import Scrape
 from tests.unit.metrics_harness import FakeSink
 
@@ -38,6 +43,53 @@ class FamilyStub:
         return self.sink.series(self.name, self.kind, "", labels, buckets or ())
 
 
+class TritonErrorStub(NamedTuple):
+    text: str
+    code: str
+    INVALID_ARG = "INVALID_ARG"
+    INTERNAL = "INTERNAL"
+
+
+class RequestStub:
+    """A client's request and its own sender; ``broken`` is the one thing that can't be read."""
+
+    def __init__(self, broken: str = "", error: Exception | None = None) -> None:
+        self.sent: list[tuple[str, int]] = []
+        tensor = SimpleNamespace(name=lambda: "max_tokens", as_numpy=lambda: np.array([[3]]))
+        fields: dict[str, Any] = {
+            "request_id": "7",
+            "parameters": '{"tenant": "a"}',
+            "inputs": [tensor],
+            "timeout": 0,
+            "requested_output_names": ["text_output"],
+        }
+        for name, value in fields.items():
+            setattr(self, name, partial(self._read, value, error if name == broken else None))
+
+    def _read(self, value: Any, error: Exception | None) -> Any:
+        if error is not None:
+            raise error
+        return value
+
+    def get_response_sender(self) -> Any:
+        return SimpleNamespace(
+            send=lambda response, flags: self.sent.append((response.error.code, flags))
+        )
+
+
+class ServiceStub:
+    """What reaches the service, and what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Arrival]] = []
+
+    def take(self, arrivals: list[Arrival]) -> None:
+        self.calls.append(arrivals)
+
+    def refuse(self, responder: Responder, error: RequestError) -> None:
+        responder.fail(error, final=True)
+
+
 @pytest.fixture
 def pb_utils(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     FamilyStub.sink, FamilyStub.alive = FakeSink(), set()
@@ -46,6 +98,7 @@ def pb_utils(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         Tensor=lambda name, array: (name, array),
         InferenceResponse=SimpleNamespace,
+        TritonError=TritonErrorStub,
         Logger=SimpleNamespace(),
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stub)  # type: ignore[arg-type]
@@ -114,3 +167,24 @@ def test_a_client_is_not_asked_about_once_it_has_had_its_last_response(model: Mo
     responder.send({}, final=True)
     assert not responder.is_cancelled()
     assert sent == [0, 1]
+
+
+@pytest.mark.parametrize("broken", ["request_id", "parameters", "inputs", "timeout"])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "INVALID_ARG"),
+        (MemoryError("no shared memory"), "INTERNAL"),
+    ],
+)
+def test_R6_a_request_that_cannot_be_read_fails_alone(
+    model: ModuleType, broken: str, error: Exception, code: str
+) -> None:
+    triton = model.TritonPythonModel()
+    triton._service = service = ServiceStub()
+    bad, good = RequestStub(broken, error), [RequestStub(), RequestStub()]
+    triton.execute([good[0], bad, good[1]])
+    assert bad.sent == [(code, 1)]
+    (arrivals,) = service.calls
+    assert [arrival.parameters for arrival in arrivals] == [{"tenant": "a"}] * 2
+    assert not any(each.sent for each in good)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 MODEL = Path(__file__).resolve().parents[2] / "model_repository/llm_infer/1/model.py"
+CODES = {"INTERNAL": "INTERNAL", "INVALID_ARG": "INVALID_ARG"}
 CONFIG = {"parameters": {"model": {"string_value": "llm"}, "batched": {"string_value": "true"}}}
 
 
@@ -66,14 +67,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         InferenceResponse=SimpleNamespace,
         Tensor=Tensor,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        TritonError=type("TritonError", (SimpleNamespace,), {"INTERNAL": 1, "__init__": _error}),
+        TritonError=type("TritonError", (SimpleNamespace,), {**CODES, "__init__": _error}),
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stub)  # type: ignore[arg-type]
     return made
 
 
-def _error(self: Any, text: str, code: int) -> None:
-    self.text = text
+def _error(self: Any, text: str, code: str) -> None:
+    self.text, self.code = text, code
 
 
 def relay() -> Any:
@@ -93,7 +94,25 @@ def test_what_cannot_be_read_is_answered_and_the_others_are_served(
     bad, good = Request("{"), Request('{"temperature": 0.5, "max_tokens": 3}')
     model.execute([bad, good])
     model.finalize()
-    assert bad.sent[0].error.text.startswith("relay failed")
+    assert [answer.error.code for answer in bad.sent] == ["INVALID_ARG"]
+    assert bad.sent[0].error.text.startswith("the request could not be read: ")
     assert good.sent[0].output_tensors[0].as_numpy().tolist() == [b"answer"]
     assert calls == [{"temperature": "0.5", "max_tokens": 3, "chairlift_relay": True}]
     assert model._open == {}
+
+
+@pytest.mark.parametrize("field", ["request_id", "parameters", "inputs", "timeout"])
+def test_R6_a_request_that_cannot_be_read_costs_no_place(
+    calls: list[dict[str, Any]], field: str
+) -> None:
+    def broken() -> Any:
+        raise MemoryError("no shared memory")
+
+    model = relay()
+    bad, good = [Request("{}") for _ in range(40)], Request("{}")  # more than run at once
+    for each in bad:
+        setattr(each, field, broken)
+    model.execute([*bad, good])
+    model.finalize()
+    assert [[answer.error.code for answer in each.sent] for each in bad] == [["INTERNAL"]] * 40
+    assert good.sent[0].output_tensors[0].as_numpy().tolist() == [b"answer"]

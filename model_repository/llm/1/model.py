@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from chairlift.calls import Limits, WireSettings
 from chairlift.config import EngineConfig, load_config
-from chairlift.errors import RequestError
+from chairlift.errors import ErrorCode, RequestError
 from chairlift.metric_names import Kind
 from chairlift.metrics import Series
 from chairlift.request_log import JsonLines
@@ -118,7 +118,14 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Parse, submit, and return; responses come from the output thread."""
-        self._service.take([_arrival(request) for request in requests])
+        arrivals = []
+        for request in requests:
+            responder = TritonResponder(request)
+            try:
+                arrivals.append(_arrival(request, responder))
+            except Exception as error:  # out of `execute` it would fail the others of the call
+                self._service.refuse(responder, _unreadable(error))
+        self._service.take(arrivals)
 
     def is_ready(self) -> bool:
         return self._service.ready
@@ -127,7 +134,7 @@ class TritonPythonModel:
         self._service.close()
 
 
-def _arrival(request: Any) -> Arrival:
+def _arrival(request: Any, responder: TritonResponder) -> Arrival:
     """Copies the tensors: the shared memory behind them is Triton's again after ``execute``."""
     inputs = {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
     return Arrival(
@@ -136,8 +143,14 @@ def _arrival(request: Any) -> Arrival:
         request_id=request.request_id(),
         timeout_us=request.timeout(),
         requested=request.requested_output_names(),
-        responder=TritonResponder(request),
+        responder=responder,
     )
+
+
+def _unreadable(error: Exception) -> RequestError:
+    """Bytes that are no text, or no JSON, are the client's mistake; anything else is ours."""
+    code = ErrorCode.INVALID_ARG if isinstance(error, ValueError) else ErrorCode.INTERNAL
+    return RequestError(f"the request could not be read: {error}", code)
 
 
 def _variant(model_config: Mapping[str, Any]) -> dict[str, str]:

@@ -60,13 +60,13 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             self._free.acquire()
-            # `llm` stops a request by its id, so that each needs one of its own.
-            name = f"{request.request_id()}#{next(self._ids)}"
             reply = Reply(request)
             try:
+                # `llm` stops a request by its id, so that each needs one of its own.
+                name = f"{request.request_id()}#{next(self._ids)}"
                 call = self._call(request, name)
-            except Exception as error:  # out of `execute` it would fail the others of the batch
-                reply.send(_failure(f"relay failed: {error}", pb_utils.TritonError.INTERNAL))
+            except Exception as error:  # out of `execute` it would fail the others of the call
+                reply.send(_unreadable(error))
                 self._free.release()
                 continue
             self._open[name] = reply
@@ -148,6 +148,13 @@ def _mapped(tensor: Any, change: Callable[[Any], Any]) -> Any:
 
 def _failure(text: str, code: Any) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+
+
+def _unreadable(error: Exception) -> Any:
+    """Bytes that are no text, or no JSON, are the client's mistake; anything else is ours."""
+    codes = pb_utils.TritonError
+    code = codes.INVALID_ARG if isinstance(error, ValueError) else codes.INTERNAL
+    return _failure(f"the request could not be read: {error}", code)
 
 
 def _coded(text: str) -> Any:

@@ -151,6 +151,11 @@ class Service:
         for arrival in arrivals:
             self._submit([arrival])
 
+    def refuse(self, responder: Responder, error: RequestError) -> None:
+        """The one response to a request that is not admitted."""
+        self._observed.on_refused(error.code)
+        responder.fail(error, final=True)
+
     def _submit(self, arrivals: Sequence[Arrival]) -> None:
         batch_id = next(self._batch_ids)
         requests: list[Request] = []
@@ -158,14 +163,11 @@ class Service:
             try:
                 requests += self._admit(arrival, batch_id)
             except RequestError as error:
-                self._observed.on_refused(error.code)
-                arrival.responder.fail(error, final=True)
+                self.refuse(arrival.responder, error)
             except Exception as error:
                 logger.exception("request %r could not be read", arrival.request_id)
-                self._observed.on_refused(ErrorCode.INTERNAL)
-                arrival.responder.fail(
-                    RequestError(f"internal error: {error}", ErrorCode.INTERNAL), final=True
-                )
+                internal = RequestError(f"internal error: {error}", ErrorCode.INTERNAL)
+                self.refuse(arrival.responder, internal)
         if not requests:
             return
         try:
