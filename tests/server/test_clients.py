@@ -6,8 +6,10 @@ import json
 import subprocess
 
 import pytest
+import tritonclient.grpc as grpcclient
 
 from tests.server.client_env import client_python
+from tests.server.grpc_talk import stream_infer, tensors, texts
 from tests.server.harness import ServerProcess
 from tests.server.talk import generate, wait_drained
 
@@ -36,6 +38,17 @@ llm = NvidiaTriton(server_url=sys.argv[1], model_name="llm", tokens=7)
 print(json.dumps([llm.complete(sys.argv[2]).text, last.text]))
 """
 
+# Ends long before as many pieces as are asked for, so that none is dropped.
+LLAMA_INDEX_TO_THE_END = """
+import json, sys
+from llama_index.llms.nvidia_triton import NvidiaTriton
+llm = NvidiaTriton(server_url=sys.argv[1], model_name="llm", tokens=60)
+pieces = list(llm.stream_complete(sys.argv[2]))
+joined = "".join(piece.delta for piece in pieces)
+print(json.dumps([llm.complete(sys.argv[2]).text, joined, pieces[-1].text]))
+"""
+QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
 
 def run(client: str, program: str, *arguments: str) -> list[str]:
     """What the program prints last, read as JSON."""
@@ -53,13 +66,24 @@ def answer(server: ServerProcess) -> str:
 
 @pytest.mark.slow
 def test_litellm_generate_stream_and_infer(server: ServerProcess, answer: str) -> None:
-    texts = run("litellm", LITELLM, f"{server.http}/v2/models/", STORY)
-    assert texts == [answer] * 3
+    found = run("litellm", LITELLM, f"{server.http}/v2/models/", STORY)
+    assert found == [answer] * 3
 
 
 @pytest.mark.slow
 def test_llama_index_complete_and_stream_complete(server: ServerProcess, answer: str) -> None:
-    texts = run("llama-index", LLAMA_INDEX, f"127.0.0.1:{server.grpc_port}", STORY)
+    found = run("llama-index", LLAMA_INDEX, f"127.0.0.1:{server.grpc_port}", STORY)
     longer = generate(server, text_input=STORY, max_tokens=7, temperature=0.0).text
-    assert set(texts) <= {answer, longer}
+    assert set(found) <= {answer, longer}
+    wait_drained(server)
+
+
+@pytest.mark.slow
+def test_llama_index_has_the_text_that_tritonclient_has(server: ServerProcess) -> None:
+    address = f"127.0.0.1:{server.grpc_port}"
+    asked = {"text_input": QUESTION, "max_tokens": 60, "temperature": 0.0, "stream": True}
+    pieces = texts(stream_infer(server, "llm", tensors(grpcclient, batched=True, **asked)))
+    assert 1 < len(pieces) < 60
+    found = run("llama-index", LLAMA_INDEX_TO_THE_END, address, QUESTION)
+    assert found == ["".join(pieces)] * 3
     wait_drained(server)
