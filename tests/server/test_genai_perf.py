@@ -25,16 +25,14 @@ def tool() -> Tool:
     return Cache().perf_analyzer()
 
 
-def profile(tool: Tool, server: ServerProcess, folder: Path, backend: str, model: str) -> Any:
-    """The report of a run with few requests of equal lengths, streamed."""
+def profile(tool: Tool, folder: Path, *arguments: str) -> Any:
+    """The report of a run with few requests of equal lengths."""
     python = client_python("genai-perf")
     search = os.pathsep.join([str(python.parent), str(tool.program.parent), os.environ["PATH"]])
     command = [
-        *(str(python.with_name("genai-perf")), "profile", "--model", model),
-        *("--endpoint-type", "kserve", "--backend", backend),
-        *("--url", f"127.0.0.1:{server.grpc_port}", "--streaming", "--tokenizer", str(MODEL)),
+        *(str(python.with_name("genai-perf")), "profile", *arguments, "--tokenizer", str(MODEL)),
         *("--synthetic-input-tokens-mean", str(PROMPT_TOKENS)),
-        *("--output-tokens-mean", str(TOKENS), "--output-tokens-mean-deterministic"),
+        *("--output-tokens-mean", str(TOKENS)),
         *("--num-dataset-entries", "4", "--request-count", str(REQUESTS), "--concurrency", "2"),
         *("--artifact-dir", str(folder), "--profile-export-file", "export.json"),
     ]
@@ -54,16 +52,30 @@ def profile(tool: Tool, server: ServerProcess, folder: Path, backend: str, model
     return json.loads(report.read_text())
 
 
+def check_counts(report: Any) -> None:
+    assert report["request_count"]["avg"] == REQUESTS
+    lengths = {"input_sequence_length": PROMPT_TOKENS, "output_sequence_length": TOKENS}
+    for name, length in lengths.items():
+        assert report[name]["min"] == report[name]["max"] == length, name
+    assert report["output_token_throughput"]["avg"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "model"), [("vllm", "vllm_model"), ("tensorrtllm", "llm")])
 def test_genai_perf_counts_every_token_of_every_request(
     server: ServerProcess, tool: Tool, tmp_path: Path, backend: str, model: str
 ) -> None:
-    report = profile(tool, server, tmp_path, backend, model)
-    assert report["request_count"]["avg"] == REQUESTS
-    lengths = {"input_sequence_length": PROMPT_TOKENS, "output_sequence_length": TOKENS}
-    for name, length in lengths.items():
-        assert report[name]["min"] == report[name]["max"] == length, name
+    address = f"127.0.0.1:{server.grpc_port}"
+    mode = ("--endpoint-type", "kserve", "--backend", backend, "--streaming")
+    exactly = "--output-tokens-mean-deterministic"
+    report = profile(tool, tmp_path, "--model", model, "--url", address, *mode, exactly)
+    check_counts(report)
     assert 0 < report["time_to_first_token"]["min"] < report["request_latency"]["max"]
-    assert report["output_token_throughput"]["avg"] > 0
+    wait_drained(server)
+
+
+@pytest.mark.slow
+def test_genai_perf_over_http_generate(server: ServerProcess, tool: Tool, tmp_path: Path) -> None:
+    options = ("--model", "llm", "--url", server.http, "--endpoint-type", "generate")
+    check_counts(profile(tool, tmp_path, *options, "--extra-inputs", "ignore_eos:true"))
     wait_drained(server)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from chairlift_client.timings import Trace
 from perf.measuring.environments import Cache, Tool
-from perf.measuring.load_scenarios import Level, command, input_json
+from perf.measuring.load_scenarios import ALWAYS, Level, command, input_json
 from perf.measuring.profile_export import read_export
 from perf.measuring.workload import WorkRequest, load_workload
 from tests.server.harness import ServerProcess
@@ -27,12 +28,20 @@ def tool() -> Tool:
 def analyze(
     tool: Tool, server: ServerProcess, folder: Path, level: Level, *, stream: bool
 ) -> list[Trace]:
-    prompts = [each.prompt_ids[:24] for each in load_workload("A")]
-    requests = [WorkRequest(prompt, n) for prompt, n in zip(prompts, LENGTHS, strict=False)]
-    inputs, export = folder / "inputs.json", folder / "export.json"
-    inputs.write_text(input_json(requests, stream=stream))
+    inputs, export = written_inputs(folder, LENGTHS, stream=stream), folder / "export.json"
     address = f"127.0.0.1:{server.grpc_port}"
-    line = command(tool.program, address, "llm", inputs, level, export)
+    return run(tool, command(tool.program, address, "llm", inputs, level, export), export)
+
+
+def written_inputs(folder: Path, lengths: Sequence[int], *, stream: bool) -> Path:
+    prompts = [each.prompt_ids[:24] for each in load_workload("A")]
+    requests = [WorkRequest(prompt, n) for prompt, n in zip(prompts, lengths, strict=False)]
+    path = folder / "inputs.json"
+    path.write_text(input_json(requests, stream=stream))
+    return path
+
+
+def run(tool: Tool, line: list[str], export: Path) -> list[Trace]:
     for _ in range(ATTEMPTS):
         done = subprocess.run(
             line, env=tool.variables, capture_output=True, text=True, timeout=RUN_SECONDS
@@ -74,4 +83,21 @@ def test_bursts_from_a_file_of_intervals_are_served(
     level = Level("bursts of 4", ("--request-intervals", str(intervals)), 12)
     traces = analyze(tool, server, tmp_path, level, stream=True)
     assert len(traces) >= level.num_requests
+    assert all(trace.error is None for trace in traces)
+
+
+def test_a_concurrency_that_rises_is_served(
+    server: ServerProcess, tool: Tool, tmp_path: Path
+) -> None:
+    """From 1 to 5 at a time, two more whenever one has had its second response."""
+    inputs, export = written_inputs(tmp_path, (12, 16), stream=True), tmp_path / "export.json"
+    line = [
+        *(str(tool.program), "-m", "llm", "-u", f"127.0.0.1:{server.grpc_port}", *ALWAYS),
+        *("--input-data", str(inputs), "--request-parameter", "ignore_eos:true:bool"),
+        *("--periodic-concurrency-range", "1:5:2", "--request-period", "2"),
+        *("--profile-export-file", str(export)),
+    ]
+    traces = run(tool, line, export)
+    assert len(traces) >= 5
+    assert {trace.num_tokens for trace in traces} == {12, 16}
     assert all(trace.error is None for trace in traces)
