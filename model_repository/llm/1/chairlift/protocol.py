@@ -87,11 +87,8 @@ def parse(
     ``requested``: names of the outputs wanted, as Triton lists them (all of them where the client
     named none). Raises `RequestError`, in the words of the dialect.
     """
-    if "vllm_text_input" in inputs:
-        inputs = {"text_input" if n == "vllm_text_input" else n: t for n, t in inputs.items()}
-        wire = replace(wire, dialect="vllm")
-    if parameters.get(_RELAYED) is True:
-        wire = replace(wire, relayed=True)
+    wire = wire_of(inputs, parameters, wire)
+    inputs = {"text_input" if n == "vllm_text_input" else n: t for n, t in inputs.items()}
     try:
         if _is_stop(inputs):
             return _stop_call(request_id)
@@ -109,6 +106,17 @@ def parse(
         ]
     except RequestError as error:
         raise styled(error, wire.error_style) from None
+
+
+def wire_of(
+    inputs: Mapping[str, Array], parameters: Mapping[str, object], wire: WireSettings
+) -> WireSettings:
+    """The settings for one request: it may come through `vllm_model` or the relay."""
+    if "vllm_text_input" in inputs:
+        wire = replace(wire, dialect="vllm")
+    if parameters.get(_RELAYED) is True:
+        wire = replace(wire, relayed=True)
+    return wire
 
 
 def _is_stop(inputs: Mapping[str, Array]) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import assembly, faults, instruments, protocol
 from .answers import Answer, ClientRequest, Responder
-from .calls import GenerateCall, StopCall, WireSettings
+from .calls import GenerateCall, StopCall, WireSettings, styled
 from .client_watch import ClientWatch
 from .config import EngineConfig
 from .engine import State
@@ -167,7 +167,8 @@ class Service:
             except Exception as error:
                 logger.exception("request %r could not be read", arrival.request_id)
                 internal = RequestError(f"internal error: {error}", ErrorCode.INTERNAL)
-                self.refuse(arrival.responder, internal)
+                wire = protocol.wire_of(arrival.inputs, arrival.parameters, self._wire)
+                self.refuse(arrival.responder, styled(internal, wire.error_style))
         if not requests:
             return
         try:
