@@ -139,9 +139,9 @@ class Service:
         return self.engine.state is State.SERVING
 
     def take(self, arrivals: Sequence[Arrival]) -> None:
-        """Submit one batch of Triton's. Blocks to push back: in dynamic batching until it is done, so
-        that Triton forms the next one of all that came meanwhile, else while the waiting room is
-        full."""
+        """Submit one batch of Triton's. Blocks to push back: in dynamic batching until it is done,
+        so that Triton forms the next one of all that came meanwhile, else while the waiting room
+        is full."""
         if self.config.batching == "dynamic":
             self._submit(arrivals)
             self.engine.wait_until_idle()
