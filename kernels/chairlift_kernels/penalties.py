@@ -38,7 +38,7 @@ def penalties_kernel(
     asked = tl.load(prompt_counts + slot * stride_prompt + columns, mask=inside, other=0)
     given = tl.load(output_counts + slot * stride_output + columns, mask=inside, other=0)
     seen = (asked > 0) | (given > 0)
-    x = tl.where(seen, tl.where(x > 0, x / r, x * r), x)
+    x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, r), x * r), x)
     x -= tl.where(given > 0, frequent * given.to(tl.float32) + present, 0.0)
     tl.store(row, x, mask=inside)
 

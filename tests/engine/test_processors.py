@@ -122,9 +122,8 @@ def edited(logits: torch.Tensor, many: list[SamplingParams]) -> torch.Tensor:
     for n, params in enumerate(many):
         edits = RequestEdits(params, frozenset(EOS), bad_words_of(params), VOCAB)
         changes += [(n, change) for change in edits.changes(OUTPUT)]
-        counts = edits.counts(PROMPT, OUTPUT)
-        if counts is not None:
-            penalised.append(PenalisedRow(n, params, counts))
+        if edits.penalised:
+            penalised.append(PenalisedRow(n, params, edits.counts(PROMPT, OUTPUT)))
     add_changes(work, changes)
     apply_penalties(work, penalised)
     return work

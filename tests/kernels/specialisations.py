@@ -38,7 +38,7 @@ def step(ops: TritonOps, queries: tuple[int, ...], max_seq_len: int, table_width
     whole = torch.zeros(rows, dtype=torch.int64)
     sampling.sample(logits, real, whole.int(), real, real, whole, whole, whole)
     counts = torch.zeros(4, VOCABULARY, dtype=torch.int32)
-    penalties.apply_penalties(logits, counts, counts, whole, real, real, real)
+    penalties.apply_penalties(logits, counts.byte(), counts, whole, real, real, real)
     logprobs.logprobs(logits, whole, min(rows, 20))
 
 

@@ -119,7 +119,7 @@ class RequestEdits:
         fixed = {**dict(params.logit_bias), **fixed}
         self._fixed = self._changes(list(fixed), list(fixed.values()))
         self._counts: TokenCounts | None = None
-        self._penalised = (
+        self.penalised = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
@@ -132,7 +132,7 @@ class RequestEdits:
     def wanted(self, num_outputs: int) -> bool:
         """Whether the next step needs any edit."""
         return (
-            self._penalised
+            self.penalised
             or len(self._fixed.ids) > 0
             or bool(self._bad_words)
             or (bool(self._ends) and num_outputs < self._params.min_tokens)
@@ -148,10 +148,8 @@ class RequestEdits:
             changes.append(self._changes(banned, [-np.inf] * len(banned)))
         return changes
 
-    def counts(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> TokenCounts | None:
-        """Up-to-date token counts if there is a penalty; the prompt counts only for repetition."""
-        if not self._penalised:
-            return None
+    def counts(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> TokenCounts:
+        """Up-to-date token counts; the prompt counts only for the repetition penalty."""
         counts = self._counts
         if counts is None or not counts.continues_with(output_ids):
             repeats = self._params.repetition_penalty != 1.0

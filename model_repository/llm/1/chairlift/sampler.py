@@ -8,10 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from chairlift_kernels.launch_table import TOP_TOKENS
+
 from .device_copies import HostCopy, to_device
 from .draw import draw
 from .draw_kernels import draw_on_device
 from .gumbel import GumbelNoise, Noise, Place
+from .logprob_kernels import token_logprobs_on_device
 from .logprobs import token_logprobs
 from .penalties import (
     PenalisedRow,
@@ -19,6 +22,7 @@ from .penalties import (
     add_changes,
     apply_penalties,
 )
+from .penalty_kernels import CountTables, Penalised
 from .request import SamplingParams, TokenLogprobs
 from .rowwise import best_token, padded_width
 
@@ -26,6 +30,8 @@ from .rowwise import best_token, padded_width
 GREEDY_TEMPERATURE = 1e-4
 # prompt_logprobs of a long prompt must not need a float32 copy of all its logits at once.
 LOGPROB_ROWS = 64
+# The kernels make none; 256 rows of 152 k logits with 20 alternatives take 1.5 MiB of scratch.
+LOGPROB_ROWS_ON_DEVICE = 256
 
 
 class SamplingRow(NamedTuple):
@@ -74,7 +80,7 @@ class Sampler:
     """Chooses the next token of each row; the same request gets the same tokens in any batch.
 
     ``noise`` gives Gumbel noise by (seed, sample index, position, token id). With ``kernels`` it is
-    the Triton-lang kernels that draw, which make that noise themselves.
+    the Triton-lang kernels that penalise, draw, which make that noise themselves, and report.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._kernels = kernels
+        self._counts = CountTables(vocab_size, self._device)
         self._noise = noise or GumbelNoise(vocab_size, self._device)
         self._requests: dict[int, _Request] = {}
         self._scratch = self._empty_rows(0)
@@ -153,6 +160,7 @@ class Sampler:
     def release(self, uid: int) -> None:
         """Forget what was kept for a request that has ended."""
         self._requests.pop(uid, None)
+        self._counts.release(uid)
 
     @torch.inference_mode()
     def prompt_logprobs(
@@ -192,11 +200,23 @@ class Sampler:
             if edits is None:
                 continue
             changes += [(place, change) for change in edits.changes(row.output_ids)]
-            counts = edits.counts(row.prompt_ids, row.output_ids)
-            if counts is not None:
-                penalised.append(PenalisedRow(place, row.params, counts))
+            if edits.penalised:
+                penalised.append((place, row, edits))
         add_changes(work, changes)
-        apply_penalties(work, penalised)
+        if self._kernels:
+            self._counts.apply_penalties(
+                work[:, : self._vocab_size],
+                [
+                    Penalised(place, row.uid, row.params, row.prompt_ids, row.output_ids)
+                    for place, row, _ in penalised
+                ],
+            )
+            return
+        counted = [
+            PenalisedRow(place, row.params, edits.counts(row.prompt_ids, row.output_ids))
+            for place, row, edits in penalised
+        ]
+        apply_penalties(work, counted)
 
     def _draw(
         self, work: torch.Tensor, rows: Sequence[SamplingRow]
@@ -215,10 +235,16 @@ class Sampler:
         top_n: Sequence[int],
     ) -> list[TokenLogprobs]:
         reports = []
-        for start in range(0, len(rows), LOGPROB_ROWS):
-            part = slice(start, start + LOGPROB_ROWS)
-            work = self._copy(logits, rows[part])
+        on_device = self._kernels and max(top_n) <= TOP_TOKENS
+        size = LOGPROB_ROWS_ON_DEVICE if on_device else LOGPROB_ROWS
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
             ids = self._tensor(chosen[part])
+            if on_device:
+                taken = self._take(logits, rows[part])
+                reports += token_logprobs_on_device(taken, ids, top_n[part])
+                continue
+            work = self._copy(logits, rows[part])
             reports += token_logprobs(work, self._vocab_size, ids, top_n[part])
         return reports
 

@@ -19,7 +19,10 @@ from .request import Request, SamplingParams
 from .scheduler import Row, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
-FILTERED = SamplingParams(temperature=1.0, top_k=2, top_p=0.9, max_tokens=1)
+# All that sampling has kernels for.
+SAMPLED = SamplingParams(
+    temperature=1.0, top_k=2, top_p=0.9, repetition_penalty=1.1, logprobs=1, max_tokens=1
+)
 
 
 class WarmStep(NamedTuple):
@@ -62,7 +65,7 @@ def steps_for(backend: AttentionBackend, max_model_len: int) -> list[WarmStep]:
     steps = list(FIRST_STEPS)
     if isinstance(backend, TritonAttention):
         lengths = backend.decode_lengths(max_model_len)
-        steps += [WarmStep(1, 0, length, copies=True, params=FILTERED) for length in lengths]
+        steps += [WarmStep(1, 0, length, copies=True, params=SAMPLED) for length in lengths]
     return steps
 
 
