@@ -33,9 +33,7 @@ class Logprobs(NamedTuple):
     log_sum: torch.Tensor
 
 
-@triton.jit(
-    do_not_specialize=["size"], do_not_specialize_on_alignment=["token_ids", "chosen", "rank"]
-)
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "chosen", "rank"])
 def token_logprob_kernel(
     logits, token_ids, chosen, rank, log_sum, stride_row, size, BLOCK: tl.constexpr
 ):
@@ -61,7 +59,7 @@ def token_logprob_kernel(
     tl.store(rank + index, tl.sum(above, axis=0) + 1)
 
 
-@triton.jit(do_not_specialize=["size", "count"])
+@triton.jit(do_not_specialize=["count"])
 def block_top_kernel(logits, values, ids, stride_row, size, count, BLOCK: tl.constexpr):
     """Grid (R, blocks of V): each block's `count` largest logits, fp32, and their ids, int32."""
     index = tl.program_id(0).to(tl.int64)

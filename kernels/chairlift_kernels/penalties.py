@@ -16,7 +16,6 @@ from chairlift_kernels.launch_table import VOCAB_BLOCK
 
 
 @triton.jit(
-    do_not_specialize=["size"],
     do_not_specialize_on_alignment=["slots", "repetition", "presence", "frequency"],
 )
 def penalties_kernel(

@@ -83,7 +83,6 @@ def _largest_threshold(
 
 
 @triton.jit(
-    do_not_specialize=["size"],
     do_not_specialize_on_alignment=["temperature", "top_k", "top_p", "min_p", "threshold"],
 )
 def threshold_kernel(
@@ -122,7 +121,6 @@ def threshold_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["size"],
     do_not_specialize_on_alignment=[
         "temperature", "threshold", "seeds", "sample_index", "positions",
     ],
