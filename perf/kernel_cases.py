@@ -40,6 +40,7 @@ ATTENTION = {
     "D 80, G 7": AttentionCase(heads=7, kv_heads=1, key_dim=80, value_dim=80),
     "D 128, Dv 64": AttentionCase(value_dim=64),
     "D 128, G 32": AttentionCase(heads=32, kv_heads=1),
+    "D 128, G 48": AttentionCase(heads=48, kv_heads=1),
     "D 128, window": AttentionCase(window=4096),
     "D 256, window": AttentionCase(key_dim=256, value_dim=256, window=512),
     "D 256, window, softcap": AttentionCase(key_dim=256, value_dim=256, window=4096, softcap=50.0),
@@ -75,7 +76,7 @@ def _attend(
         torch.zeros(rows, 2, dtype=torch.int32), starts, torch.zeros(rows, dtype=torch.int32),
         num_decodes=queries.count(1), max_query_len=max(queries), max_seq_len=max_seq_len,
         scale=case.key_dim**-0.5, window=case.window, softcap=case.softcap,
-        sinks=torch.empty(case.heads) if case.sinks else None,
+        sinks=torch.empty(case.heads, dtype=case.dtype) if case.sinks else None,
     )  # fmt: skip
 
 
@@ -106,10 +107,11 @@ def _sample(ops: TritonOps, *, dtype: torch.dtype) -> None:
 
 
 def _penalties(ops: TritonOps) -> None:
-    counts = torch.zeros(4, 151_936, dtype=torch.int32)
+    asked = torch.zeros(4, 151_936, dtype=torch.uint8)
     real = torch.empty(3)
     slots = torch.zeros(3, dtype=torch.int64)
-    penalties.apply_penalties(torch.empty(3, 151_936), counts, counts, slots, real, real, real)
+    given = asked.int()
+    penalties.apply_penalties(torch.empty(3, 151_936), asked, given, slots, real, real, real)
 
 
 def _cache(ops: TritonOps, *, dtype: torch.dtype) -> None:

@@ -43,15 +43,18 @@ TOP_TOKENS = 32
 # of 128 keys takes 403 instructions where two of 64 take 632 (sm_90, D 128, bf16), in 129 registers
 # and 72 KB: 3 programs on a multiprocessor.
 DECODE = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 4, 2)}
-# Head sizes below the padded one mask every load: with the tiles above they spill. The sm_80 line
-# takes these too: 38 KB at D 128 let two programs share the 100 KB of a multiprocessor of sm_89.
-DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 2), 256: Shape(16, 32, 4, 2)}
+# Head sizes below the padded one mask every load: with the tiles above they spill. The lines of
+# sm_80 and sm_89 take these too: 38 KB at D 128 let two programs share the 100 KB of a
+# multiprocessor of sm_89. Two stages at D 128 with a window spill on sm_120.
+DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}
 # e4m3 is widened in registers.
 DECODE_E4M3 = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 8, 2)}
 # prefill: 128 x 64 with 8 warps is wgmma without spills on sm_90 (190 registers, 96 KB at D 128);
-# 64 x 64 with 4 warps spills on sm_80 and sm_120 at D 128. Above D 128, 64 rows need 8 warps.
+# 64 x 64 with 4 warps spills on sm_80 and sm_120 at D 128, and with 8 on sm_89 and sm_120, where
+# 128 x 32 does not. Above D 128, 64 rows need 8 warps.
 PREFILL = {
     "sm_80": {64: Shape(128, 64, 8, 3), 128: Shape(64, 64, 8, 2), 256: Shape(64, 32, 8, 2)},
+    "sm_89": {64: Shape(128, 64, 8, 3), 128: Shape(128, 32, 8, 2), 256: Shape(64, 32, 8, 2)},
     "sm_90": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
     "gfx9": {64: Shape(64, 32, 4, 2), 128: Shape(64, 32, 4, 2), 256: Shape(32, 32, 8, 1)},
     "sm_100": {64: Shape(64, 64, 4, 2), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
@@ -60,7 +63,7 @@ PREFILL = {
 PREFILL_E4M3 = {256: Shape(64, 32, 8, 2)}
 # fp32 inputs are multiplied in full precision, without the matrix units: small tiles, for checks
 # and tiny models.
-FULL_PRECISION = {64: Shape(16, 16, 8, 2), 128: Shape(16, 16, 8, 2), 256: Shape(16, 16, 8, 2)}
+FULL_PRECISION = {64: Shape(16, 16, 8, 2), 128: Shape(16, 16, 4, 2), 256: Shape(16, 16, 8, 2)}
 
 
 def capability_of(device: torch.device) -> Capability:
@@ -74,10 +77,12 @@ def supports_fp8(capability: Capability) -> bool:
 
 
 def family_of(capability: Capability) -> str:
-    """sm_80's line also serves sm_86, sm_89 and sm_12x; gfx942 reports itself as (9, 4)."""
+    """sm_80's line also serves sm_86, and sm_89's sm_12x; gfx942 reports itself as (9, 4)."""
     if capability[0] == 9 and capability[1] > 0:
         return "gfx9"
-    return {9: "sm_90", 10: "sm_100"}.get(capability[0], "sm_80")
+    if capability == (8, 9):
+        return "sm_89"
+    return {9: "sm_90", 10: "sm_100", 12: "sm_89"}.get(capability[0], "sm_80")
 
 
 def padded(size: int) -> int:
@@ -107,7 +112,7 @@ def attention_shape(
         line = FULL_PRECISION
     elif not decode:
         line = PREFILL[family] | PREFILL_E4M3 if e4m3 else PREFILL[family]
-    elif head_size < limit or family in ("sm_80", "gfx9"):
+    elif head_size < limit or family in ("sm_80", "sm_89", "gfx9"):
         line = DECODE_TIGHT
     else:
         line = DECODE_E4M3 if e4m3 else DECODE

@@ -10,7 +10,7 @@ For a query token at position p of a request, query head h and its KV head g = h
     k, v cache     [blocks, block_size, H_kv, D or Dv], contiguous: q's dtype, or e4m3 with scales
     block_tables   int32 [R, max_blocks]
     query_start    int32 [R + 1]; seq_lens int32 [R], new tokens counted
-    sinks          fp32 [H]; k_scale, v_scale fp32 [H_kv]
+    sinks          [H] in any float type; k_scale, v_scale fp32 [H_kv]
 
 A program owns BLOCK_M rows: row r is (token r // G, query head g * G + r % G), so that a tile of
 keys is read once for all query heads that share it; rows past BLOCK_Q * G idle. Keys come in tiles
@@ -193,7 +193,7 @@ def paged_attention_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     if SINKS and split == 0:  # a sink is a key without a value, counted once
-        row_max = tl.load(sinks + head, mask=valid, other=0.0) * LOG2E
+        row_max = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
         row_sum = tl.full([BLOCK_M], 1.0, tl.float32)
     sums = (tl.zeros([BLOCK_M, DV_PAD], tl.float32), row_max, row_sum)
     if WINDOW:
