@@ -1,11 +1,12 @@
 """Compile every kernel specialisation for GPUs that need not be here, and tabulate the result.
 
     PYTHONPATH=kernels:. python perf/compile_matrix.py [--targets 80,89,90,100,120,gfx942]
-                                                       [--core] [--only TEXT] [--markdown FILE]
+                                                       [--core] [--only TEXT] [--out PATH]
 
---core compiles one case of each kind, for CI; --only those whose name holds the text. Ends with 1
-where a kernel does not compile, spills registers, needs more shared memory than the device has, or
-where the prefill shape is without wgmma on sm_90.
+--core compiles one case of each kind, for CI; --only those whose name holds the text. All cases
+together, or any with --out, go to PATH.md and PATH.json. Ends with 1 where a kernel does not
+compile, spills registers, needs more shared memory than the device has, or where the prefill shape
+is without wgmma on sm_90.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
+from measuring.paths import RESULTS
+from measuring.results import about, save, table
 from triton.backends.compiler import GPUTarget
 
+from chairlift_kernels.launch_table import Capability, supports_fp8
 from chairlift_kernels.ops import TritonOps
 from perf.kernel_cases import CORE, Case, all_cases
 from perf.recorded_launches import Launch, recording
@@ -49,6 +54,11 @@ def target_of(text: str) -> tuple[GPUTarget, int]:
     if text.startswith("gfx"):
         return GPUTarget("hip", text, 64), int(text[3:])
     return GPUTarget("cuda", int(text), 32), int(text)
+
+
+def capability_of(target: str) -> Capability:
+    number = target_of(target)[1]
+    return divmod(number, 10) if number < 900 else (9, 4)
 
 
 def measure(compiled: Any) -> tuple[int, int]:
@@ -80,7 +90,8 @@ def check(target: str, case: str, launch: Launch) -> Row:
     try:
         compiled = launch.compile(gpu)
     except Exception as error:  # whatever the compiler raises is the finding
-        fault = f"does not compile: {str(error).strip().splitlines()[-1:]}"
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        fault = f"does not compile: {reason[-1]}"
         return Row(target, case, launch.name, warps, 0, 0, 0, "", fault)
     registers, spilled = measure(compiled)
     code = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
@@ -101,11 +112,10 @@ def check(target: str, case: str, launch: Launch) -> Row:
 def run(targets: list[str], cases: dict[str, Case]) -> list[Row]:
     rows = []
     for target in targets:
-        number = target_of(target)[1]
-        ops = TritonOps("cpu", capability=divmod(number, 10) if number < 900 else (9, 4))
+        ops = TritonOps("cpu", capability=capability_of(target))
         seen: set[Launch] = set()
         for case, call in cases.items():
-            if "e4m3" in case and number in (80, 942):
+            if "e4m3" in case and not supports_fp8(ops.capability):
                 continue
             with recording() as launches:
                 call(ops)
@@ -117,11 +127,14 @@ def run(targets: list[str], cases: dict[str, Case]) -> list[Row]:
     return rows
 
 
+def name_of(target: str) -> str:
+    return f"sm_{target}" if target.isdigit() else target
+
+
 def line(row: Row) -> str:
-    name = f"sm_{row.target}" if row.target.isdigit() else row.target
-    cells = (name, row.case, row.kernel.removesuffix("_kernel"), row.warps, row.registers)
+    cells = (name_of(row.target), row.case, row.kernel.removesuffix("_kernel"), row.warps)
     rest = (row.spilled, f"{row.shared / 1024:.1f}", row.matmul, row.fault or "ok")
-    return "| " + " | ".join(str(cell) for cell in (*cells, *rest)) + " |"
+    return "| " + " | ".join(str(cell) for cell in (*cells, row.registers, *rest)) + " |"
 
 
 HEADER = (
@@ -130,23 +143,75 @@ HEADER = (
 )
 
 
+def summary(targets: list[str], rows: list[Row]) -> list[str]:
+    """Per target, what is wrong, and what each specialisation takes."""
+    cells = []
+    for target in targets:
+        mine = [row for row in rows if row.target == target]
+        prefill = {row.matmul for row in mine if row.case.startswith("prefill")} - {""}
+        shared = max(row.shared for row in mine)
+        spilled = sum(row.spilled > 0 for row in mine)
+        faults = sum(row.fault != "" for row in mine)
+        registers = max(row.registers for row in mine)
+        limit = SHARED_LIMIT[target_of(target)[1]] >> 10
+        cells.append([
+            name_of(target), len(mine), faults, spilled, registers,
+            f"{shared / 1024:.0f} of {limit}", ", ".join(sorted(prefill)),
+        ])  # fmt: skip
+    headings = ["target", "specialisations", "faults", "with spills", "most registers"]
+    text = table([*headings, "most shared KiB", "matmul of prefill"], cells)
+    older = [name_of(each) for each in targets if not supports_fp8(capability_of(each))]
+    if older:
+        text += ["", f"Without e4m3, which is refused at load there: {', '.join(older)}."]
+    wrong = [f"- {name_of(r.target)}, {r.case}, {r.kernel}: {r.fault}" for r in rows if r.fault]
+    return [
+        *text,
+        "",
+        *(wrong or ["Nothing is wrong with any of them."]),
+        "",
+        *_whole(targets, rows),
+    ]
+
+
+def _whole(targets: list[str], rows: list[Row]) -> list[str]:
+    """A line for each case and kernel: warps, registers, and KiB of shared memory per target."""
+    lines = []
+    by_kernel = sorted(rows, key=lambda row: (row.kernel, row.case))
+    for (kernel, case), group in groupby(by_kernel, key=lambda row: (row.kernel, row.case)):
+        found: dict[str, list[str]] = {}
+        for row in group:
+            text = f"{row.warps} / {row.registers} / {row.shared / 1024:.1f}"
+            found.setdefault(row.target, []).append(text)
+        numbers = ["<br>".join(found.get(target, [])) for target in targets]
+        lines.append([kernel.removesuffix("_kernel"), case, *numbers])
+    note = "Warps, registers of a thread, and KiB of shared memory; a kernel that an earlier case"
+    return [
+        f"{note} has asked for is not repeated.", "",
+        *table(["kernel", "case", *map(name_of, targets)], lines),
+    ]  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--targets", default="80,89,90,100,120")
+    parser.add_argument("--targets", default="80,89,90,100,120,gfx942")
     parser.add_argument("--core", action="store_true", help="one case of each kind, for CI")
     parser.add_argument("--only", default="", help="only cases whose name holds this")
-    parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--out", type=Path, help="without an ending")
     options = parser.parse_args()
-    print(HEADER)
+    targets = options.targets.split(",")
     cases = {
         name: case
         for name, case in all_cases().items()
         if options.only in name and (not options.core or name in CORE)
     }
-    rows = run(options.targets.split(","), cases)
-    if options.markdown:
-        title = f"Compiled with Triton {triton.__version__}, without a GPU.\n\n{HEADER}\n"
-        options.markdown.write_text(title + "\n".join(map(line, rows)) + "\n")
+    print(HEADER)
+    rows = run(targets, cases)
+    whole = not options.core and not options.only
+    out = options.out or (RESULTS / "compile_matrix" if whole else None)
+    if out is not None:
+        data = [row._asdict() for row in rows]
+        title = "Every kernel specialisation, compiled without a GPU"
+        save(out, title, about(), data, summary(targets, rows))
     faults = [row for row in rows if row.fault]
     print(f"{len(rows)} specialisations, {len(faults)} faults")
     return 1 if faults else 0
