@@ -47,6 +47,8 @@ DECODE = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64
 # sm_80 and sm_89 take these too: 38 KB at D 128 let two programs share the 100 KB of a
 # multiprocessor of sm_89. Two stages at D 128 with a window spill on sm_120.
 DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}
+# More than 32 query heads of a KV head make a tile of 64 rows, which 128 keys spill for on sm_100.
+DECODE_WIDE = {64: Shape(64, 64, 4, 2), 128: Shape(64, 64, 4, 2), 256: Shape(64, 32, 8, 2)}
 # e4m3 is widened in registers.
 DECODE_E4M3 = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 8, 2)}
 # prefill: 128 x 64 with 8 warps is wgmma without spills on sm_90 (190 registers, 96 KB at D 128);
@@ -112,6 +114,8 @@ def attention_shape(
         line = FULL_PRECISION
     elif not decode:
         line = PREFILL[family] | PREFILL_E4M3 if e4m3 else PREFILL[family]
+    elif group > 32:
+        line = DECODE_WIDE
     elif head_size < limit or family in ("sm_80", "sm_89", "gfx9"):
         line = DECODE_TIGHT
     else:
