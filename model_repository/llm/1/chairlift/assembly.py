@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from .engine import Engine
 from .graphs import Capture, CudaCapture, graph_shapes
 from .kv_cache import KVCacheManager
 from .kv_in_flight import InFlightKVCache
+from .kv_scales import read_scales
 from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
 from .model_runner import ModelRunner, Runner
@@ -62,11 +64,9 @@ def build(
     if config.threads:
         torch.set_num_threads(config.threads)
     loaded = loaded or loader.load(config)
-    backend = make_backend(loaded.kernels)
-    cache_dtype = _cache_dtype(config, loaded)
-    bytes_per_token = kv_bytes_per_token(loaded.layers, cache_dtype.itemsize)
+    bytes_per_token = kv_bytes_per_token(loaded.layers, _cache_dtype(config, loaded).itemsize)
     pool = plan_pool(config, loaded.device, bytes_per_token, lambda: _largest_step(config, loaded))
-    backend.allocate(loaded.layers, pool.num_blocks, config.block_size, cache_dtype, loaded.device)
+    backend = _backend(config, loaded, pool.num_blocks)
     runner = _runner(config, loaded, backend)
     max_model_len = min(loaded.max_model_len, pool.num_tokens)
     steps = warmup.steps_for(backend, max_model_len)
@@ -112,13 +112,22 @@ def _waiting_room(config: EngineConfig) -> int:
 def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
     """A step as large as the settings allow, over a cache of its own that is gone afterwards."""
     step = WarmStep(
-        config.max_num_seqs - 1, config.max_num_batched_tokens - config.max_num_seqs + 1
+        config.max_num_seqs - 1,
+        config.max_num_batched_tokens - config.max_num_seqs + 1,
+        params=warmup.SAMPLED,
     )
-    backend = make_backend(loaded.kernels)
-    num_blocks = step.blocks_needed(config.block_size)
-    dtype = _cache_dtype(config, loaded)
-    backend.allocate(loaded.layers, num_blocks, config.block_size, dtype, loaded.device)
+    backend = _backend(config, loaded, step.blocks_needed(config.block_size))
     warmup.run_steps(_runner(config, loaded, backend), [step], config.block_size)
+
+
+def _backend(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> AttentionBackend:
+    """With its cache."""
+    backend = make_backend(loaded.kernels)
+    dtype = _cache_dtype(config, loaded)
+    if config.kv_cache_scales is not None and isinstance(backend, TritonAttention):
+        backend.scales = read_scales(Path(config.kv_cache_scales), loaded.layers)
+    backend.allocate(loaded.layers, num_blocks, config.block_size, dtype, loaded.device)
+    return backend
 
 
 def _cache_dtype(config: EngineConfig, loaded: LoadedModel) -> torch.dtype:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .attention import AttentionOptions, HeadNorms, LayerShape, StepBatch
 from .kv_cache import BlockCopy
+from .kv_scales import LayerScales
 
 
 class KernelAttention:
@@ -94,7 +95,28 @@ class KernelAttention:
 
 
 class TritonAttention(KernelAttention):
-    """On a GPU grids follow from host integers, never from what is on the device."""
+    """On a GPU grids follow from host integers, never from what is on the device.
+
+    ``scales`` are an e4m3 cache's, 1 without them.
+    """
+
+    scales: Sequence[LayerScales] | None = None
+
+    def allocate(
+        self,
+        layers: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        scales = None
+        if self.scales is not None:
+            scales = [
+                tuple(torch.tensor(heads, dtype=torch.float32, device=device) for heads in layer)
+                for layer in self.scales
+            ]
+        self.cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype, scales)
 
     def decode_lengths(self, max_model_len: int) -> list[int]:
         """Context lengths that between them need every kernel of decode attention."""

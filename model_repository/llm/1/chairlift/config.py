@@ -71,6 +71,7 @@ class EngineConfig(BaseModel):
         validation_alias=_alias("gpu_memory_utilization", "kv_cache_free_gpu_mem_fraction"),
     )
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_scales: str | None = None
     enable_prefix_caching: bool = Field(
         True, validation_alias=_alias("enable_prefix_caching", "enable_kv_cache_reuse")
     )
@@ -157,6 +158,8 @@ class EngineConfig(BaseModel):
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}): every running request needs one token per step"
             )
+        if self.kv_cache_scales is not None and self.kv_cache_dtype != "fp8":
+            raise ValueError("kv_cache_scales are for kv_cache_dtype 'fp8' alone")
         if self.default_priority_level > self.priority_levels:
             raise ValueError(
                 f"default_priority_level ({self.default_priority_level}) is above priority_levels "

@@ -66,6 +66,8 @@ def steps_for(backend: AttentionBackend, max_model_len: int) -> list[WarmStep]:
     if isinstance(backend, TritonAttention):
         lengths = backend.decode_lengths(max_model_len)
         steps += [WarmStep(1, 0, length, copies=True, params=SAMPLED) for length in lengths]
+        # A query's stride differs where there is only one, and with it the kernel for odd sizes.
+        steps += [WarmStep(2, 0, length) for length in lengths]
     return steps
 
 
