@@ -49,12 +49,6 @@ def lengths_of_forms(max_seq_len: int) -> list[int]:
     return [length for length in (2, SPLIT_KEYS + 1) if length <= max_seq_len]
 
 
-def workspace_bytes(rows: int, heads: int, v_size: int, max_seq_len: int) -> int:
-    """Scratch of one decode launch: fp32 sums of every split, none where one holds all keys."""
-    splits = splits_needed(max_seq_len, None)
-    return 0 if splits == 1 else rows * heads * splits * (v_size + 2) * 4
-
-
 def attend_rows(
     q: torch.Tensor,
     cache: Layer,

@@ -120,8 +120,11 @@ class KvCache:
         """Copy (source, destination) blocks, in order, in every layer."""
         if not all(0 <= block < self.num_blocks for pair in pairs for block in pair):
             raise IndexError(f"block outside 0..{self.num_blocks - 1} in {pairs}")
+        device = self.layers[0].keys.device
         for wave in independent_waves(pairs):
-            self._copy(torch.tensor(wave, dtype=torch.int64, device=self.layers[0].keys.device))
+            # From other memory than page-locked the host would wait for the device.
+            host = torch.tensor(wave, dtype=torch.int64, pin_memory=device.type == "cuda")
+            self._copy(host.to(device, non_blocking=True))
 
     def _copy(self, pairs: torch.Tensor) -> None:
         for stack in (stack for stacks in self._stacks.values() for stack in stacks):

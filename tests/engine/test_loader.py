@@ -277,6 +277,13 @@ def test_nothing_there(llama: Path, own_llama: Path, tmp_path: Path) -> None:
         load(own_llama)
 
 
+def test_another_gpu_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UnsupportedModel, match="'cuda:1': .* CUDA_VISIBLE_DEVICES=1"):
+        loader.pick_device("cuda:1")
+    assert loader.pick_device("cuda:0") == torch.device("cuda:0")
+
+
 def test_device_that_is_not_there(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnsupportedModel, match="device is 'cuda', but torch finds no GPU"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chairlift import loader
+from chairlift import assembly, loader
+from chairlift.attention import StepBatch
+from chairlift.attention_torch import TorchAttention
 from chairlift.config import EngineConfig
 from chairlift.request import SamplingParams
 from chairlift.warmup import FIRST_STEPS, WarmStep
@@ -46,6 +49,31 @@ def test_a7_no_request_meets_a_kernel_that_warm_up_has_not_compiled(
     }  # fmt: skip
     unforeseen = served - warm
     assert not unforeseen, sorted({form[0] for form in unforeseen})
+
+
+def test_the_largest_step_is_as_long_as_it_is_wide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes at its peak is kept free, so no step of a request may take more."""
+    seen: list[StepBatch] = []
+    attend = TorchAttention.attend
+
+    def noting(self: TorchAttention, layer: int, query: Any, batch: Any, options: Any) -> Any:
+        seen.append(batch)
+        return attend(self, layer, query, batch, options)
+
+    monkeypatch.setattr(TorchAttention, "attend", noting)
+    folder = build(tmp_path / "llama", "llama", num_hidden_layers=1)
+    config = EngineConfig(
+        model=str(folder), attention_backend="torch", max_model_len=40, max_num_seqs=3,
+        max_num_batched_tokens=24,
+    )  # fmt: skip
+    loaded = loader.load(config)
+    seen.clear()
+    assembly._largest_step(config, loaded)
+    (batch,) = seen
+    assert batch.seq_lens.tolist() == [40, 40, 22]
+    assert (batch.max_seq_len, len(batch.input_ids), len(batch.logit_rows)) == (40, 24, 3)
 
 
 def test_a_warm_step_needs_few_blocks_however_long_its_context_is() -> None:

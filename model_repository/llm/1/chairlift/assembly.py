@@ -110,10 +110,15 @@ def _waiting_room(config: EngineConfig) -> int:
 
 
 def _largest_step(config: EngineConfig, loaded: LoadedModel) -> None:
-    """A step as large as the settings allow, over a cache of its own that is gone afterwards."""
+    """A step as large as the settings allow, over a cache of its own that is gone afterwards.
+
+    Its contexts are as long as any, for the partial sums of split attention, and it samples in
+    every way that needs memory.
+    """
     step = WarmStep(
         config.max_num_seqs - 1,
         config.max_num_batched_tokens - config.max_num_seqs + 1,
+        context=loaded.max_model_len,
         params=warmup.SAMPLED,
     )
     backend = _backend(config, loaded, step.blocks_needed(config.block_size))

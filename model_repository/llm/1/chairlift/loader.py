@@ -111,6 +111,12 @@ def pick_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedModel(f"device is '{name}', but torch finds no GPU")
+    if device.type == "cuda" and device.index:
+        # Triton-lang launches on the thread's current device, which is the first in every thread.
+        raise UnsupportedModel(
+            f"device is '{name}': the first visible GPU is used; CUDA_VISIBLE_DEVICES="
+            f"{device.index} in the server's environment makes that another one"
+        )
     return device
 
 
