@@ -1,7 +1,7 @@
 """Everything the kernels choose by size or by device, in one place.
 
 Status: the attention shapes below compile without spills and fit the shared memory of every device
-of their line (perf/compile_matrix.py checks each, for head sizes 64, 128 and 256 and all options).
+of their line (perf/results/compile_matrix.md, for head sizes 64 to 256 and all options).
 They were chosen by registers, shared memory and instruction counts; none has been timed yet.
 `perf/gpu_check.sh` times the alternatives (its table "launch shapes") and is what may change a
 line here; write the measurement beside the line it changes.
@@ -43,20 +43,23 @@ TOP_TOKENS = 32
 # of 128 keys takes 403 instructions where two of 64 take 632 (sm_90, D 128, bf16), in 129 registers
 # and 72 KB: 3 programs on a multiprocessor.
 DECODE = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 4, 2)}
-# Head sizes below the padded one mask every load: with the tiles above they spill. The lines of
-# sm_80 and sm_89 take these too: 38 KB at D 128 let two programs share the 100 KB of a
-# multiprocessor of sm_89. Two stages at D 128 with a window spill on sm_120.
-DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 3), 256: Shape(16, 32, 4, 2)}
-# More than 32 query heads of a KV head make a tile of 64 rows, which 128 keys spill for on sm_100.
-DECODE_WIDE = {64: Shape(64, 64, 4, 2), 128: Shape(64, 64, 4, 2), 256: Shape(64, 32, 8, 2)}
+# Head sizes below the padded one mask every load: with the tiles above they spill. sm_80's line
+# takes these too.
+DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 2), 256: Shape(16, 32, 4, 2)}
+# On sm_89 and sm_120 the compiler spills a little to fit one more program, where 4 warps need 109
+# to 146 registers; 8 need 108 at most. 38 KB at D 128 let two programs share the 100 KB there.
+DECODE_SM_89 = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 8, 2), 256: Shape(16, 32, 4, 2)}
+# More than 32 query heads of a KV head make a tile of 64 rows, which 128 keys spill for on sm_100
+# and 64 on sm_89.
+DECODE_WIDE = {64: Shape(64, 64, 4, 2), 128: Shape(64, 32, 4, 2), 256: Shape(64, 32, 8, 2)}
 # e4m3 is widened in registers.
 DECODE_E4M3 = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 8, 2)}
 # prefill: 128 x 64 with 8 warps is wgmma without spills on sm_90 (190 registers, 96 KB at D 128);
 # 64 x 64 with 4 warps spills on sm_80 and sm_120 at D 128, and with 8 on sm_89 and sm_120, where
-# 128 x 32 does not. Above D 128, 64 rows need 8 warps.
+# 128 x 32 does so at D 80. Above D 128, 64 rows need 8 warps.
 PREFILL = {
     "sm_80": {64: Shape(128, 64, 8, 3), 128: Shape(64, 64, 8, 2), 256: Shape(64, 32, 8, 2)},
-    "sm_89": {64: Shape(128, 64, 8, 3), 128: Shape(128, 32, 8, 2), 256: Shape(64, 32, 8, 2)},
+    "sm_89": {64: Shape(128, 64, 8, 3), 128: Shape(64, 32, 4, 2), 256: Shape(64, 32, 8, 2)},
     "sm_90": {64: Shape(128, 64, 8, 3), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
     "gfx9": {64: Shape(64, 32, 4, 2), 128: Shape(64, 32, 4, 2), 256: Shape(32, 32, 8, 1)},
     "sm_100": {64: Shape(64, 64, 4, 2), 128: Shape(128, 64, 8, 3), 256: Shape(64, 64, 8, 2)},
@@ -116,7 +119,9 @@ def attention_shape(
         line = PREFILL[family] | PREFILL_E4M3 if e4m3 else PREFILL[family]
     elif group > 32:
         line = DECODE_WIDE
-    elif head_size < limit or family in ("sm_80", "sm_89", "gfx9"):
+    elif family == "sm_89":
+        line = DECODE_SM_89
+    elif head_size < limit or family in ("sm_80", "gfx9"):
         line = DECODE_TIGHT
     else:
         line = DECODE_E4M3 if e4m3 else DECODE
