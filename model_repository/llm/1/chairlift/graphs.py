@@ -10,7 +10,8 @@ fits no shape, run as ever. Sampling is outside: what it launches depends on the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -178,19 +179,36 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, call: Callable[[], Tensor]) -> CapturedCall:
-        """One call as warm-up, because compiling and the libraries' set-up can't be captured."""
+        """One call as warm-up, because compiling and the libraries' set-up can't be captured.
+
+        A model that waits for the device is found there: a capture that breaks off says less, and
+        leaves the allocator in a state of its own.
+        """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _refusing_to_wait():
             call()
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
+        capture = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
+        )
+        # torch leaves its stream the current one where a capture breaks off.
+        with torch.cuda.stream(current), capture:
             output = call()
         return CudaGraph(graph, output)
+
+
+@contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """Operators that torch knows to wait for the device raise ``RuntimeError`` inside."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class CudaGraph(NamedTuple):
