@@ -15,10 +15,10 @@ _SIGNATURES: Mapping[str, list[Any]] = {
     "chairlift_prefer_huge_pages": [_P, _L],
     # weight, n, k, row stride, packed, first slot, slot stride, threads
     "chairlift_pack": [_P, _L, _L, _L, _P, _L, _L, _I],
-    # x, row stride, rows, k, packed, n, bias, residual, out, out is fp32, threads
-    "chairlift_linear": [_P, _L, _L, _L, _P, _L, _P, _P, _P, _I, _I],
-    # x, row stride, rows, k, packed, inner, activation, out, threads
-    "chairlift_gate_up": [_P, _L, _L, _L, _P, _L, _I, _P, _I],
+    # x, row stride, rows, k, packed, n, bias, residual, out, out is fp32, next weights, threads
+    "chairlift_linear": [_P, _L, _L, _L, _P, _L, _P, _P, _P, _I, _P, _I],
+    # x, row stride, rows, k, packed, inner, activation, out, next weights, threads
+    "chairlift_gate_up": [_P, _L, _L, _L, _P, _L, _I, _P, _P, _I],
     # layer, keys, token stride, values, token stride, slots, tokens, is fp32, threads
     "chairlift_write": [*_LAYER, _P, _L, _P, _L, _P, _L, _I, _I],
     # layer, block, keys, values, is fp32

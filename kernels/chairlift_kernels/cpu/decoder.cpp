@@ -2,16 +2,15 @@
 // hands its lock to a busy neighbour each time, is asked once per step and not seven times per layer.
 #include <cstdint>
 
-#include "parallel.h"
-#include "vector.h"
+#include "linear.h"
+#include "matmul.h"
 
 using chairlift::bf16;
+using chairlift::ceil_div;
+using chairlift::NextWeights;
 
-// The operators of linear.cpp, attention.cpp and elementwise.cpp, as they are exported.
+// The operators of attention.cpp and elementwise.cpp, as they are exported.
 extern "C" {
-void chairlift_linear(const bf16*, int64_t, int64_t, int64_t, const bf16*, int64_t, const float*, const bf16*, void*,
-                      int, int);
-void chairlift_gate_up(const bf16*, int64_t, int64_t, int64_t, const bf16*, int64_t, int, bf16*, int);
 void chairlift_attend(const void*, int64_t, int64_t, void*, int64_t, int64_t, void*, int64_t, int64_t, int64_t, int64_t,
                       const int32_t*, int64_t, const int32_t*, const int32_t*, int64_t, int64_t, float, int64_t, float,
                       const float*, int, int);
@@ -46,13 +45,17 @@ struct Batch {
   int64_t tokens, rows, table_width, angles, angles_are_float;
 };
 
-void run_layer(const Layer& layer, const Shape& s, const Batch& b, int threads) {
+void run_layer(const Layer& layer, const Layer* next_layer, const Shape& s, const Batch& b, int threads) {
   const int64_t qkv_width = (s.heads + s.kv_heads) * s.key_dim + s.kv_heads * s.value_dim;
   const int64_t out_width = s.heads * s.value_dim;
+  const NextWeights out{layer.out, out_width, ceil_div(s.hidden, chairlift::kPair)};
+  const NextWeights gate_up{layer.gate_up, s.hidden, ceil_div(s.inner, chairlift::kLanes)};
+  const NextWeights down{layer.down, s.inner, ceil_div(s.hidden, chairlift::kPair)};
+  const NextWeights qkv{next_layer ? next_layer->qkv : nullptr, s.hidden, ceil_div(qkv_width, chairlift::kPair)};
   const int offset = static_cast<int>(s.unit_offset);
   chairlift_rms_norm(b.hidden, nullptr, layer.attention_norm, b.normed, b.tokens, s.hidden, s.eps, offset, 0, threads);
   chairlift_linear(b.normed, s.hidden, b.tokens, s.hidden, layer.qkv, qkv_width, layer.qkv_bias, nullptr, b.qkv, 0,
-                   threads);
+                   &out, threads);
   chairlift_rope_and_cache(b.qkv, qkv_width, b.cos, b.sin, b.angles, static_cast<int>(b.angles_are_float), layer.cache,
                            s.kv_heads, s.key_dim, s.value_dim, s.block_size, b.slots, b.query, b.tokens, s.heads,
                            layer.q_norm, layer.k_norm, s.head_eps, offset, 0, threads);
@@ -61,17 +64,18 @@ void run_layer(const Layer& layer, const Shape& s, const Batch& b, int threads) 
                    layer.scale, layer.window, layer.softcap, layer.sinks, 0, threads);
   // A linear layer may compute some rows twice, so it can't add to its output in place.
   chairlift_linear(b.attended, out_width, b.tokens, out_width, layer.out, s.hidden, layer.out_bias, b.hidden, b.middle,
-                   0, threads);
+                   0, &gate_up, threads);
   chairlift_rms_norm(b.middle, nullptr, layer.mlp_norm, b.normed, b.tokens, s.hidden, s.eps, offset, 0, threads);
   chairlift_gate_up(b.normed, s.hidden, b.tokens, s.hidden, layer.gate_up, s.inner, static_cast<int>(s.activation),
-                    b.gated, threads);
+                    b.gated, &down, threads);
   chairlift_linear(b.gated, s.inner, b.tokens, s.inner, layer.down, s.hidden, layer.down_bias, b.middle, b.hidden, 0,
-                   threads);
+                   next_layer ? &qkv : nullptr, threads);
 }
 
 }  // namespace
 
 CHAIRLIFT_EXPORT void chairlift_decoder(const Layer* layers, int64_t count, const Shape* shape, const Batch* batch,
                                         int threads) {
-  for (int64_t i = 0; i < count; ++i) run_layer(layers[i], *shape, *batch, threads);
+  for (int64_t i = 0; i < count; ++i)
+    run_layer(layers[i], i + 1 < count ? &layers[i + 1] : nullptr, *shape, *batch, threads);
 }

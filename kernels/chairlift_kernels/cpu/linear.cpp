@@ -1,7 +1,10 @@
 // Packed bf16 linear layers: y = x W^T (+ bias) (+ residual), and act(x G^T) * (x U^T) for gated MLPs.
 //
 // Packed weight: [pair of panels][k / 32][2 panels][tile], so one pair is one contiguous stream read exactly once per
-// row block. While a pair is being multiplied the next one is fetched, a slice per row block.
+// row block. While a pair is being multiplied the next one is fetched, a slice per row block, and with a thread's last
+// pair the first one of the following layer: memory would else be idle until that layer is under way.
+#include "linear.h"
+
 #include "matmul.h"
 
 namespace chairlift {
@@ -10,18 +13,36 @@ namespace {
 // Rows multiplied against a pair before moving to the next pair.
 constexpr int64_t kRowChunk = 256;
 
+// Threads take tasks in turn. Two neighbouring pairs of a gated layer write to one cache line, which would go
+// to and fro between two threads (at 512 rows the second one then gained nothing): let a thread have both.
+int64_t pair_of(int64_t task, int64_t pairs, int threads) {
+  const int64_t turn = task % pairs, round = turn / (2 * threads) * (2 * threads), place = turn - round;
+  return round + 2 * threads > pairs ? turn : round + place % threads * 2 + place / threads;
+}
+
 struct Job {
   const bf16* x;
   int64_t ldx, rows;
   const bf16* packed;
   int64_t steps, pairs, columns;  // columns of the output
+  const NextWeights* following;
   int threads;
 
-  // Threads take tasks in turn. Two neighbouring pairs of a gated layer write to one cache line, which would go
-  // to and fro between two threads (at 512 rows the second one then gained nothing): let a thread have both.
-  int64_t pair_of(int64_t task) const {
-    const int64_t turn = task % pairs, round = turn / (2 * threads) * (2 * threads), place = turn - round;
-    return round + 2 * threads > pairs ? turn : round + place % threads * 2 + place / threads;
+  int64_t tasks() const { return pairs * ceil_div(rows, kRowChunk); }
+
+  // What a thread reads after its task: of this weight, or what it begins the following one with.
+  Stream stream(int64_t next, int thread, int64_t fetches) const {
+    if (next < tasks()) return stream_of(packed, pair_of(next, pairs, threads), steps, fetches);
+    if (!following || thread >= following->pairs) return {nullptr, 0};
+    return stream_of(following->packed, pair_of(thread, following->pairs, threads), ceil_div(following->k, kStep),
+                     fetches);
+  }
+
+ private:
+  static Stream stream_of(const bf16* weights, int64_t pair, int64_t steps, int64_t fetches) {
+    const int64_t elements = steps * 2 * kTile;
+    return {reinterpret_cast<const char*>(weights + pair * elements),
+            static_cast<int>(ceil_div(elements * sizeof(bf16) / 64, fetches))};
   }
 };
 
@@ -112,19 +133,18 @@ template <class Epilogue>
 class Worker {
  public:
   Worker(const Job& job, const Epilogue& epilogue)
-      : job_(job), meanwhile_{{}, epilogue, static_cast<int>(ceil_div(kMaxRows, job.steps))} {}
+      : job_(job), thread_(thread_number()), meanwhile_{{}, epilogue, static_cast<int>(ceil_div(kMaxRows, job.steps))} {}
   ~Worker() { meanwhile_.finish(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
   void operator()(int64_t task, int64_t next) {
-    const int64_t pair = job_.pair_of(task), begin = task / job_.pairs * kRowChunk;
+    const int64_t pair = pair_of(task, job_.pairs, job_.threads), begin = task / job_.pairs * kRowChunk;
     const int64_t end = begin + kRowChunk < job_.rows ? begin + kRowChunk : job_.rows;
     const int64_t blocks = ceil_div(end - begin, kMaxRows);
     const int64_t pair_elements = job_.steps * 2 * kTile;
     const bf16* weight = job_.packed + pair * pair_elements;
-    meanwhile_.ahead = {reinterpret_cast<const char*>(job_.packed + job_.pair_of(next) * pair_elements),
-                        static_cast<int>(ceil_div(2 * kTile * sizeof(bf16) / 64, blocks))};
+    meanwhile_.ahead = job_.stream(next, thread_, blocks * job_.steps);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t row = first_row(begin, end, block);
       const int rows = static_cast<int>(end - row < kMaxRows ? end - row : kMaxRows);
@@ -148,6 +168,7 @@ class Worker {
   }
 
   const Job& job_;
+  const int thread_;
   alignas(64) float sums_[2][kMaxRows * kPair];
   int turn_ = 0;
   Meanwhile<Epilogue> meanwhile_;
@@ -167,8 +188,7 @@ void run(Job job, int64_t k, int threads, const Epilogue& epilogue) {
     job.x = padded.get();
     job.ldx = depth;
   }
-  const int64_t tasks = job.pairs * ceil_div(job.rows, kRowChunk);
-  parallel_tasks(threads, tasks, [&] { return Worker<Epilogue>(job, epilogue); });
+  parallel_tasks(threads, job.tasks(), [&] { return Worker<Epilogue>(job, epilogue); });
 }
 
 }  // namespace
@@ -186,22 +206,19 @@ CHAIRLIFT_EXPORT void chairlift_pack(const bf16* weight, int64_t n, int64_t k, i
   });
 }
 
-// x [rows, k] (row stride ldx), out [rows, n] contiguous bf16 or fp32, residual [rows, n] or null; out must not
-// be the residual: some rows may be computed twice.
 CHAIRLIFT_EXPORT void chairlift_linear(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed,
                                        int64_t n, const float* bias, const bf16* residual, void* out,
-                                       int out_is_float, int threads) {
-  const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(n, kPair), n, threads};
+                                       int out_is_float, const NextWeights* next, int threads) {
+  const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(n, kPair), n, next, threads};
   if (out_is_float)
     run(job, k, threads, PlainEpilogue<float>{bias, residual, static_cast<float*>(out), n});
   else
     run(job, k, threads, PlainEpilogue<bf16>{bias, residual, static_cast<bf16*>(out), n});
 }
 
-// x [rows, k], packed gate and up [inner, k] -> out [rows, inner].
 CHAIRLIFT_EXPORT void chairlift_gate_up(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed,
-                                        int64_t inner, int activation, bf16* out, int threads) {
-  const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(inner, kLanes), inner, threads};
+                                        int64_t inner, int activation, bf16* out, const NextWeights* next,
+                                        int threads) {
+  const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(inner, kLanes), inner, next, threads};
   run(job, k, threads, GatedEpilogue{static_cast<Activation>(activation), out, inner});
 }
-

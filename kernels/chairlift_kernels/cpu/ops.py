@@ -65,7 +65,7 @@ class CpuOps:
             *(x.data_ptr(), stride, rows, packed.in_features),
             *(packed.panels_at, packed.out_features, packed.bias_at),
             None if residual is None else residual.data_ptr(),
-            *(out.data_ptr(), _is_fp32(out_dtype), torch.get_num_threads()),
+            *(out.data_ptr(), _is_fp32(out_dtype), None, torch.get_num_threads()),
         )
         return out
 
@@ -80,7 +80,7 @@ class CpuOps:
         self._library.chairlift_gate_up(
             *(x.data_ptr(), stride, rows, packed.in_features),
             *(packed.panels_at, packed.inner_features, activation_code(activation)),
-            *(out.data_ptr(), torch.get_num_threads()),
+            *(out.data_ptr(), None, torch.get_num_threads()),
         )
         return out
 

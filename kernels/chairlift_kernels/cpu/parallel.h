@@ -1,6 +1,8 @@
 // Work for torch's own OpenMP pool: tasks are taken one by one, so a core that is also serving clients takes fewer.
 #pragma once
 
+#include <omp.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -10,20 +12,25 @@
 
 namespace chairlift {
 
+// The caller's place in its team.
+inline int thread_number() { return omp_get_thread_num(); }
+
+// Every thread begins with the task of its own number, which may be on its way to that core already.
 // `make_worker()` runs once per thread and returns a callable (task, next_task); next_task may be >= tasks.
 // A team is either the whole pool or the caller alone: libgomp ends and restarts threads when sizes vary.
 template <class MakeWorker>
 void parallel_tasks(int threads, int64_t tasks, MakeWorker&& make_worker) {
   if (tasks <= 0) return;
-  std::atomic<int64_t> counter{0};
+  std::atomic<int64_t> taken{0};  // beyond the first of each thread
   const int team = tasks > 1 ? threads : 1;
 #pragma omp parallel num_threads(team)
   {
-    int64_t task = counter.fetch_add(1, std::memory_order_relaxed);
+    const int64_t first = omp_get_num_threads();
+    int64_t task = thread_number();
     if (task < tasks) {
       auto worker = make_worker();
       while (task < tasks) {
-        const int64_t next = counter.fetch_add(1, std::memory_order_relaxed);
+        const int64_t next = first + taken.fetch_add(1, std::memory_order_relaxed);
         worker(task, next);
         task = next;
       }
