@@ -35,6 +35,8 @@ SAMPLES = 720
 # out first: a pool that is soon used up (184 MiB) lets a leak be seen that the default would hide.
 NUM_KV_BLOCKS = 256
 REST_SECONDS = 60.0
+# Pollers and pools that tritonserver makes when clients first come; connections are closed by then.
+MORE_FILES = 8
 
 
 class Run(NamedTuple):
@@ -81,6 +83,7 @@ def soak(server: TrialServer, seconds: float, num_clients: int) -> Run:
     expected = canary(server)
     notes, samples = Notes(), []
     start = time.monotonic()
+    before = measure(server, start)
     clients = [Client(server, notes, start, seed) for seed in range(num_clients)]
     for client in clients:
         client.start()
@@ -104,20 +107,29 @@ def soak(server: TrialServer, seconds: float, num_clients: int) -> Run:
     try:
         if (answer := canary(server)) != expected:
             problems.append(f"the canary says {answer!r} instead of {expected!r}")
-        problems += left_open(server, start)
+        problems += left_open(server, start, before)
     except (ServerEnded, NoSuchProcess, OSError) as error:
         problems.append(f"at the end: {error!r}")
     return Run(seconds, notes, samples, problems + notes.problems)
 
 
-def left_open(server: TrialServer, start: float) -> list[str]:
+def left_open(server: TrialServer, start: float, before: Footprint) -> list[str]:
     """What does not come back when all clients have gone."""
     deadline = time.monotonic() + REST_SECONDS
-    while (rest := measure(server, start)).open_requests or rest.blocks_used:
+    while problems := _left(measure(server, start), before):
         if time.monotonic() > deadline:
-            return [f"left: {rest.open_requests} requests, {rest.blocks_used} KV blocks"]
+            return problems
         time.sleep(0.5)
     return []
+
+
+def _left(rest: Footprint, before: Footprint) -> list[str]:
+    problems = []
+    if rest.open_requests or rest.blocks_used:
+        problems.append(f"left: {rest.open_requests} requests, {rest.blocks_used} KV blocks")
+    if rest.files > before.files + MORE_FILES:
+        problems.append(f"{rest.files} files and sockets are open, {before.files} at the start")
+    return problems
 
 
 def report(path: Path, run: Run, found: list[Slope], problems: list[str], num_clients: int) -> None:

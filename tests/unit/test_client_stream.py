@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from tritonclient import grpc
+from tritonclient.utils import InferenceServerException
 
 from chairlift_client.errors import GenerateError
 from chairlift_client.stream import Endpoint, generate, parse_url, stream_chunks
@@ -232,3 +234,33 @@ def test_tensors_take_the_declared_type_and_rank(
 def test_values_that_do_not_fit_are_refused(value: object, dtype: str) -> None:
     with pytest.raises(GenerateError, match="top_k"):
         tensor("top_k", value, TensorSpec(dtype, 2))  # type: ignore[arg-type]
+
+
+class EndedStream:
+    """A gRPC client whose stream's time was over before the request could be sent."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self.callback: Callable[[object, Exception], None] | None = None
+
+    def get_model_metadata(self, model: str, client_timeout: float) -> object:
+        return type("Metadata", (), {"inputs": ()})
+
+    def start_stream(self, callback: Callable[[object, Exception], None], **_: object) -> None:
+        self.callback = callback
+
+    def async_stream_infer(
+        self, *args: object, parameters: Mapping[str, object], **_: object
+    ) -> None:
+        assert self.callback is not None
+        self.callback(None, InferenceServerException("Deadline Exceeded"))
+        raise InferenceServerException("The stream is no longer in valid state")
+
+    def stop_stream(self, cancel_requests: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_stream_that_ended_before_the_request_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc, "InferenceServerClient", EndedStream)
+    with pytest.raises(GenerateError, match="Deadline Exceeded"):
+        list(stream_chunks("grpc://127.0.0.1:1", prompt="x", timeout=0.1))
