@@ -248,9 +248,7 @@ class EndedStream:
     def start_stream(self, callback: Callable[[object, Exception], None], **_: object) -> None:
         self.callback = callback
 
-    def async_stream_infer(
-        self, *args: object, parameters: Mapping[str, object], **_: object
-    ) -> None:
+    def async_stream_infer(self, *args: object, **_: object) -> None:
         assert self.callback is not None
         self.callback(None, InferenceServerException("Deadline Exceeded"))
         raise InferenceServerException("The stream is no longer in valid state")
