@@ -124,7 +124,6 @@ def _send(
         except queue.Empty:
             reason = None
         raise reason or error from None
-        raise
 
 
 def _next_result(

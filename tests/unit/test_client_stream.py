@@ -239,6 +239,8 @@ def test_values_that_do_not_fit_are_refused(value: object, dtype: str) -> None:
 class EndedStream:
     """A gRPC client whose stream's time was over before the request could be sent."""
 
+    cancelled: list[bool]
+
     def __init__(self, *args: object, **options: object) -> None:
         self.callback: Callable[[object, Exception], None] | None = None
 
@@ -253,12 +255,15 @@ class EndedStream:
         self.callback(None, InferenceServerException("Deadline Exceeded"))
         raise InferenceServerException("The stream is no longer in valid state")
 
-    def stop_stream(self, cancel_requests: bool) -> None: ...
+    def stop_stream(self, cancel_requests: bool) -> None:
+        self.cancelled.append(cancel_requests)
 
     def close(self) -> None: ...
 
 
 def test_a_stream_that_ended_before_the_request_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EndedStream, "cancelled", [], raising=False)
     monkeypatch.setattr(grpc, "InferenceServerClient", EndedStream)
     with pytest.raises(GenerateError, match="Deadline Exceeded"):
         list(stream_chunks("grpc://127.0.0.1:1", prompt="x", timeout=0.1))
+    assert EndedStream.cancelled == [False], "tritonserver keeps the socket of a stream that ends"
