@@ -37,6 +37,8 @@ NUM_KV_BLOCKS = 256
 REST_SECONDS = 60.0
 # Pollers and pools that tritonserver makes when clients first come; connections are closed by then.
 MORE_FILES = 8
+# What asking a server raises that has ended.
+GONE = (ServerEnded, NoSuchProcess, OSError)
 
 
 class Run(NamedTuple):
@@ -92,7 +94,7 @@ def soak(server: TrialServer, seconds: float, num_clients: int) -> Run:
         time.sleep(min(left, max(0.5, seconds / SAMPLES)))
         try:
             samples.append(measure(server, start))
-        except (ServerEnded, NoSuchProcess, OSError) as error:
+        except GONE as error:
             problems.append(f"after {time.monotonic() - start:.0f} s: {error!r}")
             break
         if not any(client.is_alive() for client in clients):
@@ -108,7 +110,7 @@ def soak(server: TrialServer, seconds: float, num_clients: int) -> Run:
         if (answer := canary(server)) != expected:
             problems.append(f"the canary says {answer!r} instead of {expected!r}")
         problems += left_open(server, start, before)
-    except (ServerEnded, NoSuchProcess, OSError) as error:
+    except GONE as error:
         problems.append(f"at the end: {error!r}")
     return Run(seconds, notes, samples, problems + notes.problems)
 

@@ -31,7 +31,12 @@ class KernelAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype)
+        options = self._cache_options(device)
+        self.cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype, **options)
+
+    def _cache_options(self, device: torch.device) -> dict[str, Any]:
+        """What the cache of one kind of kernels takes besides."""
+        return {}
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: StepBatch) -> None:
         self.cache.write(layer, key, value, batch.slot_mapping)
@@ -102,21 +107,14 @@ class TritonAttention(KernelAttention):
 
     scales: Sequence[LayerScales] | None = None
 
-    def allocate(
-        self,
-        layers: Sequence[LayerShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        scales = None
-        if self.scales is not None:
-            scales = [
-                tuple(torch.tensor(heads, dtype=torch.float32, device=device) for heads in layer)
-                for layer in self.scales
-            ]
-        self.cache = self._ops.allocate_cache(layers, num_blocks, block_size, dtype, scales)
+    def _cache_options(self, device: torch.device) -> dict[str, Any]:
+        if self.scales is None:
+            return {}
+        scales = [
+            tuple(torch.tensor(heads, dtype=torch.float32, device=device) for heads in layer)
+            for layer in self.scales
+        ]
+        return {"scales": scales}
 
     def decode_lengths(self, max_model_len: int) -> list[int]:
         """Context lengths that between them need every kernel of decode attention."""
