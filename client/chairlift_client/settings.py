@@ -29,6 +29,7 @@ class ServeSettings:
     metrics_port: int = 8002
     batching: str = "continuous"
     wire: str = "triton"
+    triton_queue: bool = False
     engine: Mapping[str, object] = field(default_factory=dict)
     load_timeout: float = 1800.0
     drain_timeout: float = 30.0
@@ -44,6 +45,8 @@ class ServeSettings:
             raise SetupError(f"--wire {self.wire}: choose one of {', '.join(WIRES)}")
         if self.wire == "vllm" and self.batching != "continuous":
             raise SetupError("--wire vllm serves continuous batching only")
+        if self.triton_queue and (self.batching, self.wire) != ("continuous", "triton"):
+            raise SetupError("--triton-queue is for --batching continuous and --wire triton")
         ports = self.ports()
         if len(set(ports.values())) < len(ports):
             raise SetupError(f"the ports must differ: {ports}")
@@ -61,6 +64,8 @@ class ServeSettings:
         """The file of `configs/` that tritonserver reads instead of config.pbtxt."""
         if self.wire == "vllm":
             return "vllm"
+        if self.triton_queue:
+            return "triton_queue"
         return None if self.batching == "continuous" else self.batching
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,16 +32,17 @@ def test_assignments_that_say_nothing_are_refused(wrong: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batching", "wire", "config"),
+    ("options", "config"),
     [
-        ("continuous", "triton", None),
-        ("static", "triton", "static"),
-        ("dynamic", "triton", "dynamic"),
-        ("continuous", "vllm", "vllm"),
+        ({}, None),
+        ({"batching": "static"}, "static"),
+        ({"batching": "dynamic"}, "dynamic"),
+        ({"wire": "vllm"}, "vllm"),
+        ({"triton_queue": True}, "triton_queue"),
     ],
 )
-def test_variants_are_tritons_own_configs(batching: str, wire: str, config: str | None) -> None:
-    settings = ServeSettings(repository=REPOSITORY, batching=batching, wire=wire)
+def test_variants_are_tritons_own_configs(options: dict[str, Any], config: str | None) -> None:
+    settings = ServeSettings(repository=REPOSITORY, **options)
     assert settings.config_name == config
     command = server_command(settings, ServerFiles(Path("tritonserver"), None, {}), "p")
     assert [a for a in command if "config-name" in a] == (
@@ -54,6 +56,8 @@ def test_variants_are_tritons_own_configs(batching: str, wire: str, config: str 
         ({"batching": "magic"}, "--batching"),
         ({"wire": "carrier-pigeon"}, "--wire"),
         ({"wire": "vllm", "batching": "static"}, "continuous"),
+        ({"triton_queue": True, "batching": "static"}, "--triton-queue"),
+        ({"triton_queue": True, "wire": "vllm"}, "--triton-queue"),
         ({"http_port": 8001}, "ports must differ"),
     ],
 )

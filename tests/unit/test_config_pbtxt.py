@@ -20,6 +20,7 @@ from chairlift.tensors import INPUTS, NUMPY_TYPES
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 LLM = ("llm/config.pbtxt", "llm/configs/dynamic.pbtxt", "llm/configs/static.pbtxt")
+QUEUE = "llm/configs/triton_queue.pbtxt"
 VLLM = "llm/configs/vllm.pbtxt"
 ENSEMBLES = {"vllm_model/config.pbtxt": LLM[0], "vllm_model/configs/vllm.pbtxt": VLLM}
 RELAYS = {"llm_infer/config.pbtxt": LLM[0], "llm_infer/configs/vllm.pbtxt": VLLM}
@@ -58,7 +59,7 @@ def outputs_in_code(batched: bool) -> Declared:
     return {n: (output_type(n, batched=batched), spec.dims) for n, spec in OUTPUTS.items()}
 
 
-@pytest.mark.parametrize("name", [*LLM, VLLM])
+@pytest.mark.parametrize("name", [*LLM, QUEUE, VLLM])
 def test_llm_declares_what_the_code_reads_and_writes(name: str) -> None:
     config = load(name)
     batched = config.max_batch_size > 0
@@ -69,18 +70,43 @@ def test_llm_declares_what_the_code_reads_and_writes(name: str) -> None:
     assert config.output[0].name == "text_output"
 
 
-@pytest.mark.parametrize("name", [*LLM, VLLM])
-def test_llm_is_one_decoupled_instance_behind_a_queue(name: str) -> None:
+@pytest.mark.parametrize("name", [*LLM, QUEUE, VLLM])
+def test_llm_is_one_decoupled_instance(name: str) -> None:
     config = load(name)
     assert config.backend == "python"
     assert config.model_transaction_policy.decoupled
     kinds = model_config_pb2.ModelInstanceGroup
     assert [(g.count, g.kind) for g in config.instance_group] == [(1, kinds.KIND_MODEL)]
+
+
+@pytest.mark.parametrize("name", [*LLM, VLLM])
+def test_tritons_batcher_may_hand_over_while_a_call_is_being_taken(name: str) -> None:
+    """With any of these it may not, and sleeps up to 500 ms over what came meanwhile."""
+    batching = load(name).dynamic_batching
+    assert batching.priority_levels == 0
+    assert not batching.HasField("default_queue_policy")
+    assert not batching.priority_queue_policy
+
+
+def test_tritons_queue_has_limits_and_the_engine_leaves_requests_in_it() -> None:
+    config = load(QUEUE)
     policy = config.dynamic_batching.default_queue_policy
     assert policy.allow_timeout_override
     assert policy.default_timeout_microseconds > 0  # else a request's own timeout has no effect
     assert policy.max_queue_size > 0
     assert config.dynamic_batching.priority_levels > 1
+    assert EngineConfig.model_validate(parameters(config)).when_full == "block"
+
+
+def test_tritons_queue_differs_in_the_queue_alone() -> None:
+    rest = []
+    for name in (LLM[0], QUEUE):
+        config = load(name)
+        config.parameters.pop("when_full", None)
+        config.max_batch_size = 0
+        config.ClearField("dynamic_batching")
+        rest.append(config)
+    assert rest[0] == rest[1]
 
 
 def test_the_batching_variants_differ_in_the_batching_alone() -> None:
@@ -96,7 +122,7 @@ def test_the_batching_variants_differ_in_the_batching_alone() -> None:
     assert rest[0] == rest[1] == rest[2]
 
 
-@pytest.mark.parametrize("name", [*LLM, VLLM])
+@pytest.mark.parametrize("name", [*LLM, QUEUE, VLLM])
 def test_parameters_are_settings_with_their_defaults(name: str) -> None:
     """L6: the default of max_tokens can be read in the model's config."""
     given = parameters(load(name))

@@ -119,3 +119,5 @@ def test_settings_that_contradict_are_refused() -> None:
         EngineConfig(priority_levels=3, default_priority_level=4)
     with pytest.raises(ValueError, match="queue_order 'fair' needs continuous"):
         EngineConfig(batching="static", queue_order="fair")
+    with pytest.raises(ValueError, match="queue_order 'fair' must see the whole queue"):
+        EngineConfig(when_full="block", queue_order="fair")

@@ -23,6 +23,9 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     batching: Annotated[str, typer.Option(help="continuous, dynamic or static.")] = "continuous",
     wire: Annotated[str, typer.Option(help="triton, or vllm for vllm_backend's ranks.")] = "triton",
+    triton_queue: Annotated[
+        bool, typer.Option(help="Queue in Triton: its priorities, timeouts and size limit act.")
+    ] = False,
     assign: Annotated[Repeated, typer.Option("--set", help="Engine setting, key=value.")] = None,
     load_timeout: Seconds = 1800.0,
     drain_timeout: Seconds = 30.0,
@@ -55,6 +58,7 @@ def serve(
             metrics_port=metrics_port,
             batching=batching,
             wire=wire,
+            triton_queue=triton_queue,
             engine=engine,
             load_timeout=load_timeout,
             drain_timeout=drain_timeout,

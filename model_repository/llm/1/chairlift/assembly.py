@@ -32,8 +32,8 @@ from .warmup import WarmStep
 
 logger = logging.getLogger(__name__)
 
-# A small waiting room leaves whoever can't board soon in Triton's own queue, where priorities,
-# timeouts, and the size limit act; an order that must see the whole queue needs a large one.
+# Where `execute` blocks when it is full, a small waiting room leaves whoever can't board soon in
+# Triton's own queue, where its priorities, timeouts, and size limit act.
 SMALL_WAITING_ROOM = 16
 LARGE_WAITING_ROOM = 1024
 
@@ -104,7 +104,7 @@ def build(
 
 def _waiting_room(config: EngineConfig) -> int:
     """A static batch must find room to gather."""
-    if not config.triton_queues:
+    if config.when_full == "refuse":
         return LARGE_WAITING_ROOM
     return max(SMALL_WAITING_ROOM, 2 * config.batch_size if config.batching == "static" else 0)
 

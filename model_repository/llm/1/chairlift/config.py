@@ -97,6 +97,7 @@ class EngineConfig(BaseModel):
     max_running_per_tenant: int | None = Field(None, ge=1)
     max_queued_tokens_per_tenant: int | None = Field(None, ge=1)
     max_waiting: int | None = Field(None, ge=1)
+    when_full: Literal["refuse", "block"] = "refuse"
     trace: bool = False
     trace_steps: int = Field(20_000, ge=1)
 
@@ -125,13 +126,6 @@ class EngineConfig(BaseModel):
     stats_check_period_ms: int = Field(500, ge=1)
     max_tenant_labels: int = Field(16, ge=0)
     profile_dir: str | None = None
-
-    @property
-    def triton_queues(self) -> bool:
-        """Whether ``execute`` blocks while the waiting room is full, so that Triton's own queue
-        holds the rest and its priorities, timeouts, and size limit act. Orders that must see the
-        whole queue refuse beyond ``max_waiting`` instead."""
-        return self.queue_order in ("fcfs", "priority")
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +158,11 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"default_priority_level ({self.default_priority_level}) is above priority_levels "
                 f"({self.priority_levels})"
+            )
+        if self.when_full == "block" and self.queue_order not in ("fcfs", "priority"):
+            raise ValueError(
+                f"queue_order '{self.queue_order}' must see the whole queue; when_full 'block' "
+                "leaves most of it with Triton"
             )
         if self.batching != "continuous" and self.queue_order != "fcfs":
             raise ValueError(

@@ -146,7 +146,7 @@ class Service:
             self._submit(arrivals)
             self.engine.wait_until_idle()
             return
-        if self.config.triton_queues:
+        if self.config.when_full == "block":
             self.engine.wait_for_room()
         for arrival in arrivals:
             self._submit([arrival])
@@ -201,7 +201,7 @@ class Service:
         self, call: GenerateCall, client: ClientRequest, now: float, batch_id: int
     ) -> tuple[Answer, Request]:
         try:
-            if not self.config.triton_queues:
+            if self.config.when_full == "refuse":
                 self.engine.check_room()
             if not 0 <= call.priority <= self.config.priority_levels:
                 raise RequestError(
