@@ -17,8 +17,8 @@ _SIGNATURES: Mapping[str, list[Any]] = {
     "chairlift_pack": [_P, _L, _L, _L, _P, _L, _L, _I],
     # x, row stride, rows, k, packed, n, bias, residual, out, out is fp32, next weights, threads
     "chairlift_linear": [_P, _L, _L, _L, _P, _L, _P, _P, _P, _I, _P, _I],
-    # x, row stride, rows, k, packed, inner, activation, out, next weights, threads
-    "chairlift_gate_up": [_P, _L, _L, _L, _P, _L, _I, _P, _P, _I],
+    # x, row stride, rows, k, packed, inner, activation, out, row stride, next weights, threads
+    "chairlift_gate_up": [_P, _L, _L, _L, _P, _L, _I, _P, _L, _P, _I],
     # layer, keys, token stride, values, token stride, slots, tokens, is fp32, threads
     "chairlift_write": [*_LAYER, _P, _L, _P, _L, _P, _L, _I, _I],
     # layer, block, keys, values, is fp32
@@ -31,8 +31,8 @@ _SIGNATURES: Mapping[str, list[Any]] = {
         *(_P, _L, _L, _P, _L, _L, *_LAYER, _P, _L),
         *(_P, _P, _L, _L, _F, _L, _F, _P, _I, _I),
     ],
-    # x, residual, weight, out, rows, width, eps, unit offset, is fp32, threads
-    "chairlift_rms_norm": [_P, _P, _P, _P, _L, _L, _F, _I, _I, _I],
+    # x, residual, weight, out, row stride, rows, width, eps, unit offset, is fp32, threads
+    "chairlift_rms_norm": [_P, _P, _P, _P, _L, _L, _L, _F, _I, _I, _I],
     # gate_up, out, rows, width, activation, is fp32, threads
     "chairlift_gated_activation": [_P, _P, _L, _L, _I, _I, _I],
     # qkv, token stride, cos, sin, angles, angles are fp32, layer, slots, q out, tokens, heads,

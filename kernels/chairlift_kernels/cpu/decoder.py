@@ -12,6 +12,7 @@ from torch import Tensor
 from .kv_cache import KvCache, checked_index
 from .linear import Activation, PackedGateUp, PackedLinear, activation_code
 
+_LINE = 32  # bf16 elements of a cache line
 _P, _L, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -40,7 +41,8 @@ class _Shape(ctypes.Structure):
 class _Batch(ctypes.Structure):
     _fields_ = _fields(
         "hidden cos sin slots tables starts lengths normed qkv query attended middle gated",
-        "tokens rows table_width angles angles_are_float",
+        "tokens rows table_width angles angles_are_float"
+        " normed_stride attended_stride gated_stride",
     )
 
 
@@ -107,13 +109,16 @@ class PackedDecoder:
             self._bind(cache)
         shape, tokens = self._shape, hidden.shape[0]
         cos, sin = cos.contiguous(), sin.contiguous()
+        normed = _row_stride(shape.hidden)
+        attended = _row_stride(shape.heads * shape.value_dim)
+        gated = _row_stride(shape.inner)
         widths = (
-            shape.hidden,
+            normed,
             (shape.heads + shape.kv_heads) * shape.key_dim + shape.kv_heads * shape.value_dim,
             shape.heads * shape.key_dim,
-            shape.heads * shape.value_dim,
+            attended,
             shape.hidden,
-            shape.inner,
+            gated,
         )
         scratch = [torch.empty((tokens, width), dtype=torch.bfloat16) for width in widths]
         batch = _Batch(
@@ -126,7 +131,7 @@ class PackedDecoder:
             checked_index(lengths, torch.int32, "lengths").data_ptr(),
             *(tensor.data_ptr() for tensor in scratch),
             *(tokens, lengths.shape[0], tables.shape[1], cos.shape[1]),
-            int(cos.dtype == torch.float32),
+            *(int(cos.dtype == torch.float32), normed, attended, gated),
         )
         self._library.chairlift_decoder(
             self._layers,
@@ -160,3 +165,11 @@ class PackedDecoder:
             target.window = weights.window or 0
             target.scale, target.softcap = weights.scale, weights.softcap or 0.0
         self._cache = cache
+
+
+def _row_stride(width: int) -> int:
+    """An odd number of cache lines, so that the sixteen rows of a tile lie in different sets of L1.
+
+    A product with rows of 1,536 elements takes 0.9 of the time so; one of 576, 0.85.
+    """
+    return (-(-width // _LINE) | 1) * _LINE

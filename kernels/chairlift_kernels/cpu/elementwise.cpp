@@ -37,11 +37,11 @@ void norm_row(const T* x, T* residual, const T* weight, T* out, int64_t width, f
 }
 
 template <class T>
-void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t width, float eps,
+void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t ldo, int64_t rows, int64_t width, float eps,
               bool unit_offset, int threads) {
   parallel_ranges(threads, rows, rows_per_task(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
-      norm_row(x + row * width, residual ? residual + row * width : nullptr, weight, out + row * width, width, eps,
+      norm_row(x + row * width, residual ? residual + row * width : nullptr, weight, out + row * ldo, width, eps,
                unit_offset);
   });
 }
@@ -136,12 +136,12 @@ void rotate(const Rotary<T, Angle>& rotary, int64_t tokens, int threads) {
 
 using namespace chairlift;
 
-// x, out and residual (or null; updated in place) [rows, width], weight [width]: all of one type.
-CHAIRLIFT_EXPORT void chairlift_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows,
-                                         int64_t width, float eps, int unit_offset, int is_float, int threads) {
+// x, out (row stride ldo) and residual (or null; updated in place) [rows, width], weight [width]: all of one type.
+CHAIRLIFT_EXPORT void chairlift_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t ldo,
+                                         int64_t rows, int64_t width, float eps, int unit_offset, int is_float, int threads) {
   const auto solve = [&](auto* to) {
     using T = std::remove_pointer_t<decltype(to)>;
-    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight), to, rows, width, eps,
+    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight), to, ldo, rows, width, eps,
              unit_offset != 0, threads);
   };
   if (is_float)

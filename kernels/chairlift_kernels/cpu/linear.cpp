@@ -13,6 +13,10 @@ namespace {
 // Rows multiplied against a pair before moving to the next pair.
 constexpr int64_t kRowChunk = 256;
 
+// Steps of a pair that stay in an L1 of 48 KB (36 KB of it) while the rows go by. Longer ones are cut into equal
+// pieces: k 1536 at 512 rows took 1.2 times as long whole, and 16 and 24 steps were no better.
+constexpr int64_t kStepsInL1 = 18;
+
 // Threads take tasks in turn. Two neighbouring pairs of a gated layer write to one cache line, which would go
 // to and fro between two threads (at 512 rows the second one then gained nothing): let a thread have both.
 int64_t pair_of(int64_t task, int64_t pairs, int threads) {
@@ -88,7 +92,7 @@ struct PlainEpilogue {
 struct GatedEpilogue {
   Activation activation;
   bf16* out;
-  int64_t columns;
+  int64_t ldo, columns;
 
   void operator()(const float* c, int64_t row, int rows, int64_t pair) const {
     const int64_t column = pair * kLanes;
@@ -96,7 +100,7 @@ struct GatedEpilogue {
     for (int r = 0; r < rows; ++r) {
       const float* gate = c + r * kPair;
       const Floats v = activate(activation, load(gate)) * load(gate + kLanes);
-      store_some(out + (row + r) * columns + column, v, count);
+      store_some(out + (row + r) * ldo + column, v, count);
     }
   }
 };
@@ -142,23 +146,29 @@ class Worker {
     const int64_t pair = pair_of(task, job_.pairs, job_.threads), begin = task / job_.pairs * kRowChunk;
     const int64_t end = begin + kRowChunk < job_.rows ? begin + kRowChunk : job_.rows;
     const int64_t blocks = ceil_div(end - begin, kMaxRows);
-    const int64_t pair_elements = job_.steps * 2 * kTile;
-    const bf16* weight = job_.packed + pair * pair_elements;
+    const bf16* weight = job_.packed + pair * job_.steps * 2 * kTile;
     meanwhile_.ahead = job_.stream(next, thread_, blocks * job_.steps);
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t row = first_row(begin, end, block);
-      const int rows = static_cast<int>(end - row < kMaxRows ? end - row : kMaxRows);
-      float* c = sums_[turn_];
-      matmul_.run(job_.x + row * job_.ldx, job_.ldx, rows, EvenPanels<bf16>{weight, weight + kTile, 2 * kTile},
-                  static_cast<int>(job_.steps), c, kPair, false, meanwhile_);
-      meanwhile_.hand_over(c, row, rows, pair);
-      if (!Matmul<bf16>::kHasOwnUnit) meanwhile_.finish();
-      turn_ ^= 1;
+    const int64_t pieces = Matmul<bf16>::kHasOwnUnit && blocks > 2 ? ceil_div(job_.steps, kStepsInL1) : 1;
+    const int64_t piece = ceil_div(job_.steps, pieces);
+    const int64_t free = meanwhile_.sums == sums_[0];  // the block that is still being written out lies elsewhere
+    for (int64_t from = 0; from < job_.steps; from += piece) {
+      const int64_t to = from + piece < job_.steps ? from + piece : job_.steps;
+      for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t row = first_row(begin, end, block);
+        const int rows = static_cast<int>(end - row < kMaxRows ? end - row : kMaxRows);
+        float* c = sums_[pieces > 1 ? free + block : (free + block) % 2];
+        if (c == meanwhile_.sums) meanwhile_.finish();
+        multiply(weight, row, rows, from, to, blocks > 1, c);
+        if (to < job_.steps) continue;
+        meanwhile_.hand_over(c, row, rows, pair);
+        if (!Matmul<bf16>::kHasOwnUnit) meanwhile_.finish();
+      }
     }
   }
 
  private:
   static constexpr int64_t kMaxRows = Matmul<bf16>::kMaxRows;
+  static constexpr int64_t kBlocks = Matmul<bf16>::kHasOwnUnit ? kRowChunk / kMaxRows : 1;
 
   // A last block that is not full starts earlier and computes some rows again, to the same bits: that is
   // cheaper than a kernel of another shape.
@@ -167,10 +177,20 @@ class Worker {
     return row + kMaxRows > end && end - begin >= kMaxRows ? end - kMaxRows : row;
   }
 
+  // Rows x the steps [from, to) of a pair, added to c unless they are the first.
+  void multiply(const bf16* weight, int64_t row, int rows, int64_t from, int64_t to, bool pair_is_read_again, float* c) {
+    const bf16 *x = job_.x + row * job_.ldx + from * kStep, *tiles = weight + from * 2 * kTile;
+    const EvenPanels<bf16> panels{tiles, tiles + kTile, 2 * kTile};
+    const int steps = static_cast<int>(to - from);
+    if (pair_is_read_again)
+      matmul_.template run<ReadOnce::kRows>(x, job_.ldx, rows, panels, steps, c, kPair, from > 0, meanwhile_);
+    else
+      matmul_.template run<ReadOnce::kPanels>(x, job_.ldx, rows, panels, steps, c, kPair, from > 0, meanwhile_);
+  }
+
   const Job& job_;
   const int thread_;
-  alignas(64) float sums_[2][kMaxRows * kPair];
-  int turn_ = 0;
+  alignas(64) float sums_[kBlocks + 1][kMaxRows * kPair];
   Meanwhile<Epilogue> meanwhile_;
   Matmul<bf16> matmul_;
 };
@@ -217,8 +237,8 @@ CHAIRLIFT_EXPORT void chairlift_linear(const bf16* x, int64_t ldx, int64_t rows,
 }
 
 CHAIRLIFT_EXPORT void chairlift_gate_up(const bf16* x, int64_t ldx, int64_t rows, int64_t k, const bf16* packed,
-                                        int64_t inner, int activation, bf16* out, const NextWeights* next,
-                                        int threads) {
+                                        int64_t inner, int activation, bf16* out, int64_t ldo,
+                                        const NextWeights* next, int threads) {
   const Job job{x, ldx, rows, packed, ceil_div(k, kStep), ceil_div(inner, kLanes), inner, next, threads};
-  run(job, k, threads, GatedEpilogue{static_cast<Activation>(activation), out, inner});
+  run(job, k, threads, GatedEpilogue{static_cast<Activation>(activation), out, ldo, inner});
 }

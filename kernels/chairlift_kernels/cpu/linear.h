@@ -22,7 +22,7 @@ extern "C" void chairlift_linear(const chairlift::bf16* x, int64_t ldx, int64_t 
                                  const chairlift::bf16* residual, void* out, int out_is_float,
                                  const chairlift::NextWeights* next, int threads);
 
-// x [rows, k], packed gate and up [inner, k] -> out [rows, inner].
+// x [rows, k], packed gate and up [inner, k] -> out [rows, inner] (row stride ldo).
 extern "C" void chairlift_gate_up(const chairlift::bf16* x, int64_t ldx, int64_t rows, int64_t k,
                                   const chairlift::bf16* packed, int64_t inner, int activation, chairlift::bf16* out,
-                                  const chairlift::NextWeights* next, int threads);
+                                  int64_t ldo, const chairlift::NextWeights* next, int threads);

@@ -80,7 +80,7 @@ class CpuOps:
         self._library.chairlift_gate_up(
             *(x.data_ptr(), stride, rows, packed.in_features),
             *(packed.panels_at, packed.inner_features, activation_code(activation)),
-            *(out.data_ptr(), None, torch.get_num_threads()),
+            *(out.data_ptr(), packed.inner_features, None, torch.get_num_threads()),
         )
         return out
 
@@ -121,7 +121,8 @@ class CpuOps:
         self._library.chairlift_rms_norm(
             x.data_ptr(),
             None if residual is None else residual.data_ptr(),
-            *(weight.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1]),
+            *(weight.data_ptr(), out.data_ptr(), x.shape[-1]),
+            *(x.numel() // x.shape[-1], x.shape[-1]),
             *(eps, unit_offset, is_float, torch.get_num_threads()),
         )
         return out
