@@ -47,6 +47,7 @@ def trial_server(
     settings: Mapping[str, object],
     *,
     batching: str = "continuous",
+    triton_queue: bool = False,
     model: str | None = None,
     model_repository: Path | None = None,
     load_timeout: float = 600.0,
@@ -64,6 +65,7 @@ def trial_server(
         *(sys.executable, "-m", "chairlift_client", "serve", "--no-greet"),
         *("--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)),
         *("--batching", batching),
+        *(("--triton-queue",) if triton_queue else ()),
         *(("--model", model) if model else ()),
         *(("--model-repository", str(model_repository)) if model_repository else ()),
     ]
