@@ -33,7 +33,7 @@ MIB = 1 << 20
 SAMPLES = 720
 # The system gives the pool memory when a block is first written, and blocks that were never used go
 # out first: a pool that is soon used up (184 MiB) lets a leak be seen that the default would hide.
-NUM_KV_BLOCKS = 256
+NUM_KV_BLOCKS = 128
 REST_SECONDS = 60.0
 # Pollers and pools that tritonserver makes when clients first come; connections are closed by then.
 MORE_FILES = 8

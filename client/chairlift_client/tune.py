@@ -18,7 +18,7 @@ from chairlift_client.trial import TrialServer
 from chairlift_client.tune_search import Search, Settings, Trial
 
 # The engine's own defaults, which are where the search starts.
-START: Settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 16}
+START: Settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
 LADDERS: Mapping[str, Sequence[int]] = {
     "max_num_batched_tokens": (64, 128, 256, 512, 1024, 2048),
     "max_num_seqs": (4, 8, 16, 32, 64, 128, 256),

@@ -240,7 +240,7 @@ class AttentionWorker {
     const int64_t head = item.kv_head_of(pass.row);
     const EvenPanels<T> keys{p_.cache.key_group(p_.block(item.sequence, key), head, key % size),
                              p_.cache.key_group(p_.block(item.sequence, other), head, other % size), kTile};
-    matmul_.template run<ReadOnce::kPanels>(q_.get() + pass.row * depth_, depth_, whole_tiles(pass.rows), keys, static_cast<int>(depth_ / kStep),
+    matmul_.template run<Rows::kKept>(q_.get() + pass.row * depth_, depth_, whole_tiles(pass.rows), keys, static_cast<int>(depth_ / kStep),
                 scores_.get() + buffer * kBlock * kKeyTile + i * kPair, kKeyTile, false,
                 fetcher_);
   }
@@ -270,7 +270,7 @@ class AttentionWorker {
   void add_values(const Item& item, const Pass& pass, int i, int buffer, const Sums& sums) {
     if (pass.row % item.head_rows() == 0 && i == 0)
       values_.locate(pass.keys, item.kv_head_of(pass.row), [&](int64_t key) { return p_.block(item.sequence, key); });
-    matmul_.template run<ReadOnce::kPanels>(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows),
+    matmul_.template run<Rows::kKept>(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows),
                 values_.panels(i * kPair), pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_,
                 true, fetcher_);
   }

@@ -183,9 +183,9 @@ class Worker {
     const EvenPanels<bf16> panels{tiles, tiles + kTile, 2 * kTile};
     const int steps = static_cast<int>(to - from);
     if (pair_is_read_again)
-      matmul_.template run<ReadOnce::kRows>(x, job_.ldx, rows, panels, steps, c, kPair, from > 0, meanwhile_);
+      matmul_.template run<Rows::kPassing>(x, job_.ldx, rows, panels, steps, c, kPair, from > 0, meanwhile_);
     else
-      matmul_.template run<ReadOnce::kPanels>(x, job_.ldx, rows, panels, steps, c, kPair, from > 0, meanwhile_);
+      matmul_.template run<Rows::kKept>(x, job_.ldx, rows, panels, steps, c, kPair, from > 0, meanwhile_);
   }
 
   const Job& job_;

@@ -98,9 +98,8 @@ inline void multiply_add(Floats* c, const float* a, const Singles& b) {
 template <class T>
 constexpr int kPack = std::is_same_v<T, bf16> ? 2 : 1;  // k stored side by side
 
-// Which operand is read once until it has fallen out of L1 (rows, where one pair of panels meets many of
-// them): the matrix unit can fetch it past L1, so that the other one stays there.
-enum class ReadOnce { kRows, kPanels };
+// Whether the rows should be fetched past L1, so that a pair of panels stays there while many rows go by.
+enum class Rows { kKept, kPassing };
 
 // c[rows, 32] (+)= a[rows, 32 * steps] x panels, in vector registers.
 template <class T>
@@ -112,7 +111,7 @@ struct VectorMatmul {
   static constexpr int kMaxRows = 2;
 #endif
 
-  template <ReadOnce, class Panels, class Ahead>
+  template <Rows, class Panels, class Ahead>
   void run(const T* a, int64_t lda, int rows, const Panels& b, int steps, float* c, int64_t ldc,
            bool accumulate, Ahead& ahead) {
     dispatch<kMaxRows>(a, lda, rows, b, steps, c, ldc, accumulate, ahead);

@@ -4,12 +4,12 @@
 namespace chairlift {
 
 // A macro because GCC takes a tile's number as a literal only.
-#define LOAD_TILE(tile, once, from, stride)  \
-  do {                                       \
-    if constexpr (once)                      \
-      _tile_stream_loadd(tile, from, stride); \
-    else                                     \
-      _tile_loadd(tile, from, stride);       \
+#define LOAD_ROWS(tile, past_l1, from, stride) \
+  do {                                         \
+    if constexpr (past_l1)                     \
+      _tile_stream_loadd(tile, from, stride);  \
+    else                                       \
+      _tile_loadd(tile, from, stride);         \
   } while (false)
 
 // Tiles 0-3 are sums (row half, panel), 4-5 the row halves of a, 6-7 the panels.
@@ -25,14 +25,14 @@ class AmxMatmul {
     if (rows_) _tile_release();
   }
 
-  template <ReadOnce kOnce, class Panels, class Ahead>
+  template <Rows kRows, class Panels, class Ahead>
   void run(const bf16* a, int64_t lda, int rows, const Panels& b, int steps, float* c,
            int64_t ldc, bool accumulate, Ahead& ahead) {
     configure(rows);
     if (rows > 16)
-      multiply<kOnce, true>(a, lda, b, steps, c, ldc, accumulate, ahead);
+      multiply<kRows, true>(a, lda, b, steps, c, ldc, accumulate, ahead);
     else
-      multiply<kOnce, false>(a, lda, b, steps, c, ldc, accumulate, ahead);
+      multiply<kRows, false>(a, lda, b, steps, c, ldc, accumulate, ahead);
   }
 
  private:
@@ -60,7 +60,7 @@ class AmxMatmul {
     asm volatile("ldtilecfg %0" ::"m"(shapes));
   }
 
-  template <ReadOnce kOnce, bool kTwoHalves, class Panels, class Ahead>
+  template <Rows kRows, bool kTwoHalves, class Panels, class Ahead>
   static void multiply(const bf16* a, int64_t lda, const Panels& b, int steps, float* c,
                        int64_t ldc, bool accumulate, Ahead& ahead) {
     const int64_t a_bytes = lda * 2, c_bytes = ldc * 4;
@@ -81,16 +81,16 @@ class AmxMatmul {
         _tile_zero(3);
       }
     }
-    constexpr bool kRowsOnce = kOnce == ReadOnce::kRows;
+    constexpr bool kPass = kRows == Rows::kPassing;
     for (int step = 0; step < steps; ++step) {
       ahead.fetch();
-      LOAD_TILE(6, !kRowsOnce, b.first(step), 64);
-      LOAD_TILE(4, kRowsOnce, a + step * kStep, a_bytes);
+      _tile_loadd(6, b.first(step), 64);
+      LOAD_ROWS(4, kPass, a + step * kStep, a_bytes);
       _tile_dpbf16ps(0, 4, 6);
-      LOAD_TILE(7, !kRowsOnce, b.second(step), 64);
+      _tile_loadd(7, b.second(step), 64);
       _tile_dpbf16ps(1, 4, 7);
       if constexpr (kTwoHalves) {
-        LOAD_TILE(5, kRowsOnce, a_lower + step * kStep, a_bytes);
+        LOAD_ROWS(5, kPass, a_lower + step * kStep, a_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
       }
@@ -104,7 +104,7 @@ class AmxMatmul {
   }
 };
 
-#undef LOAD_TILE
+#undef LOAD_ROWS
 
 template <>
 struct MatmulFor<bf16> {

@@ -9,6 +9,10 @@ namespace chairlift {
 
 constexpr float kNothing = -1e30f;  // a maximum below every score; finite, so differences are no NaN
 
+// A row's maximum only keeps its weights within range, so it may lag by this much (in powers of two): sums are then
+// rescaled in a row's first tile and hardly ever again (FlashAttention-4; 512 queries at 1,000 keys: 0.85 of the time).
+constexpr float kSlack = 8.0f;
+
 // Unnormalised results of `rows` rows: o [rows, width] in units of 2^maximum, and the denominators,
 // kept as 16 partial sums each because adding them up per key tile costs as much as the exponentials.
 struct Sums {
@@ -75,7 +79,7 @@ void soften_row(float* scores, T* weights, Span seen, int columns, float scale, 
   Floats best = load(scores + begin);
   for (int i = begin + kLanes; i < end; i += kLanes) best = max(best, load(scores + i));
   best = best * scale;
-  if (any_above(best, sums.maxima[row])) sums.raise(row, reduce_max(best));  // rare after the first tiles
+  if (any_above(best, sums.maxima[row] + kSlack)) sums.raise(row, reduce_max(best));
   const float top = sums.maxima[row];
   Floats sum = load(sums.totals + row * kLanes);
   for (int i = 0; i < begin; i += kLanes) store(weights + i, Floats{});

@@ -56,7 +56,7 @@ class EngineConfig(BaseModel):
     cuda_graphs: Literal["auto", "off"] = "auto"
 
     # KV cache
-    block_size: int = Field(16, ge=1, le=256)
+    block_size: int = Field(32, ge=1, le=256)
     num_kv_blocks: int | None = Field(None, ge=1)
     max_tokens_in_kv_cache: int | None = Field(
         None,
