@@ -13,6 +13,7 @@ _LAYER = [_P, _L, _L, _L, _L]  # base, KV heads, key dim, value dim, block size
 _SIGNATURES: Mapping[str, list[Any]] = {
     # memory, bytes
     "chairlift_prefer_huge_pages": [_P, _L],
+    "chairlift_prefer_quick_huge_pages": [_P, _L],
     # weight, n, k, row stride, packed, first slot, slot stride, threads
     "chairlift_pack": [_P, _L, _L, _L, _P, _L, _L, _I],
     # x, row stride, rows, k, packed, n, bias, residual, out, out is fp32, next weights, threads

@@ -61,7 +61,7 @@ class KvCache:
         self._library = library
         elements = [_block_elements(shape, block_size) for shape in self.shapes]
         memory = torch.empty(num_blocks * sum(elements), dtype=dtype)
-        library.chairlift_prefer_huge_pages(memory.data_ptr(), memory.nbytes)
+        library.chairlift_prefer_quick_huge_pages(memory.data_ptr(), memory.nbytes)
         ends = accumulate(num_blocks * count for count in elements)
         self.layers = [
             memory[end - num_blocks * count : end].view(num_blocks, count)
