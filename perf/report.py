@@ -16,7 +16,7 @@ from measuring.html import from_markdown, page
 from measuring.paths import RESULTS
 from measuring.plots import plot_comparison, plot_latency_profile, plot_load, plot_modes
 
-FIRST = ("compare", "compare-again", "modes", "latency_profile", "streams", "prefix", "waste")
+FIRST = ("compare", "modes", "latency_profile", "streams", "prefix", "waste")
 
 
 def main() -> None:

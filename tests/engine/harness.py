@@ -42,7 +42,8 @@ class Harness:
         self.answers: dict[int, Answer] = defaultdict(Answer)
         self.stats: list[Any] = []
         self._uids = count(0, 64)
-        self.config = EngineConfig.model_validate(settings)
+        # Pools are given in blocks, few enough to run out of them: 16 tokens each by default.
+        self.config = EngineConfig.model_validate({"block_size": 16} | settings)
         self.assembly = build(
             self.config,
             self._take,

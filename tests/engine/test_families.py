@@ -61,7 +61,7 @@ def load(case: Case, backend: str) -> LoadedModel:
 
 
 def check(case: Case, loaded: LoadedModel, **settings: Any) -> None:
-    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 16} | settings
+    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "block_size": 32} | settings
     harness = Harness(loaded, num_kv_blocks=100, **settings)
     params = replace(GREEDY, max_tokens=len(case.expected[0]))
     answers = harness.generate(case.prompts, params)

@@ -51,6 +51,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--no-greet",
         *("--set", "dtype=float32"),
         *("--set", "num_kv_blocks=11"),
+        *("--set", "block_size=16"),
         *("--set", "kv_reserve_fraction=0"),
         *("--set", f"max_num_seqs={SEATS}"),
         env={"CHAIRLIFT_FAULT_INJECTION": "1"},

@@ -140,15 +140,15 @@ def check_times(interval: Interval, seen: list[Seen]) -> None:
 
 
 def test_prefix_hits_are_the_blocks_that_the_client_was_told(server: ServerProcess) -> None:
-    body = {"text_input": "All about lifts, " * 30, "max_tokens": 2, "return_perf_metrics": True}
+    body = {"text_input": "All about lifts, " * 60, "max_tokens": 2, "return_perf_metrics": True}
     generate(server, **body)
     before = settled(server)
     reply = generate(server, **body)
     interval = grown(server, before, SUCCESS, 1)
     reused = reply.body["kv_cache_reused_blocks"]
     assert reused >= 5
-    assert interval.growth("vllm:prefix_cache_hits_total") == 16 * reused
-    assert interval.growth("vllm:prompt_tokens_cached_total") == 16 * reused
+    assert interval.growth("vllm:prefix_cache_hits_total") == 32 * reused
+    assert interval.growth("vllm:prompt_tokens_cached_total") == 32 * reused
 
 
 def test_levels_follow_a_request_and_its_cancellation_counts_as_abort(
@@ -188,7 +188,7 @@ def test_every_metric_is_there_under_its_name(server: ServerProcess) -> None:
     assert scrape(server).names >= TRITONS_OWN, "names that deploy/ uses"
     blocks = scrape(server).by_label("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type")
     assert set(blocks) == {"max", "free", "used", "tokens_per", "reused", "fraction"}
-    assert blocks["tokens_per"] == 16 and blocks["max"] > 0
+    assert blocks["tokens_per"] == 32 and blocks["max"] > 0
 
 
 def test_one_log_line_per_request_and_no_prompt(server: ServerProcess) -> None:
