@@ -230,6 +230,17 @@ def test_an_empty_batch_is_an_empty_result(ops: CpuOps) -> None:
     assert check(ops, batch, 0.125).shape == (0, 6, 64)
 
 
+def test_a_cache_of_many_large_pages_keeps_its_first_and_last_block(ops: CpuOps) -> None:
+    """Large enough for pages to be tried, whether they turn out quick or slow."""
+    cache = ops.allocate_cache([LayerShape(8, 64, 64)], 1200, 32)  # 79 MB
+    keys, values = torch.randn(2, 2, 8, 64).bfloat16()
+    cache.write(0, keys, values, torch.tensor([0, 1200 * 32 - 1]))
+    for row, (block, place) in enumerate([(0, 0), (1199, 31)]):
+        contents = cache.read_block(0, block)
+        assert torch.equal(contents.keys[place], keys[row])
+        assert torch.equal(contents.values[place], values[row])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [8, 40, 64, 80])
 def test_cache_gives_back_what_was_written(ops: CpuOps, dim: int, dtype: torch.dtype) -> None:

@@ -9,7 +9,10 @@ from torch import Tensor
 from chairlift_kernels.cpu import CpuOps
 from chairlift_kernels.cpu.build import variants_here
 
-SHAPES = [(1, 576, 576), (2, 96, 48), (7, 37, 70), (13, 64, 32), (33, 100, 576), (300, 96, 40)]
+SHAPES = [
+    *((1, 576, 576), (2, 96, 48), (7, 37, 70), (13, 64, 32), (33, 100, 576), (300, 96, 40)),
+    *((300, 96, 1536), (130, 40, 700)),
+]
 
 
 @pytest.fixture(scope="module", params=variants_here())
@@ -43,9 +46,10 @@ def test_fp32_output_keeps_the_accumulator(ops: CpuOps, m: int, n: int, k: int) 
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 11, 12, 13, 31, 32, 33, 257])
-def test_a_row_does_not_depend_on_its_batch(ops: CpuOps, rows: int) -> None:
-    packed, x = ops.pack_linear(weights(80, 576)), inputs(300, 576)
+@pytest.mark.parametrize("k", [576, 1536])  # whole, and in pieces where there are rows enough
+@pytest.mark.parametrize("rows", [0, 1, 11, 12, 13, 31, 32, 33, 65, 97, 257])
+def test_a_row_does_not_depend_on_its_batch(ops: CpuOps, rows: int, k: int) -> None:
+    packed, x = ops.pack_linear(weights(80, k)), inputs(300, k)
     alone = ops.linear(x, packed, out_dtype=torch.float32)
     assert torch.equal(ops.linear(x[:rows], packed, out_dtype=torch.float32), alone[:rows])
     assert torch.equal(ops.linear(x[5:6], packed, out_dtype=torch.float32), alone[5:6])
@@ -87,7 +91,9 @@ ACTIVATIONS = {
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1536, 576), (5, 40, 70), (34, 17, 32)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1536, 576), (5, 40, 70), (34, 17, 32), (300, 48, 1536)]
+)
 def test_gate_up_agrees_with_float64(ops: CpuOps, activation: str, m: int, n: int, k: int) -> None:
     gate, up, x = weights(n, k) * 3, weights(n, k, 4), inputs(m, k)
     out = ops.gate_up(x, ops.pack_gate_up(gate, up), activation)
