@@ -75,8 +75,8 @@ CHAIRLIFT_EXPORT void chairlift_prefer_huge_pages(void* memory, int64_t bytes) {
 
 // The same for memory that is touched while requests wait, and only where such pages come quickly. Walking the page
 // tables to each 4 KB of a virtual machine's memory takes 8 to 12 % of decode attention (64 sequences of 200 tokens).
-// But a machine whose host takes back what is free gets a 2 MB page after 12 ms (elsewhere 0.2): a first prompt of
-// 1,500 tokens then takes 1.3 times as long.
+// But a machine whose host takes back what is free gets a 2 MB page after 12 ms (elsewhere 0.2): eight prompts of
+// 1,500 tokens in blocks never used before then took 1.5 times as long.
 CHAIRLIFT_EXPORT void chairlift_prefer_quick_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr double kQuick = 2e-3;
