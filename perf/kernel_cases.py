@@ -15,7 +15,7 @@ from chairlift_kernels import logprobs, penalties, sampling
 from chairlift_kernels.kv_cache import FP8
 from chairlift_kernels.ops import TritonOps
 
-BLOCK = 16
+BLOCK = 32
 Case = Callable[[TritonOps], object]
 
 

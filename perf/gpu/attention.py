@@ -11,7 +11,7 @@ from chairlift_kernels.kv_cache import FP8, KvCache
 from chairlift_kernels.ops import TritonOps
 from perf.gpu.timing import Bench, Ceilings, Table
 
-BLOCK_SIZE = 16
+BLOCK_SIZE = 32
 # Three times an H200's L2: with less between two reads of a layer, that is what is measured.
 COLD_BYTES = 180e6
 DECODE_AIM, PREFILL_AIM = 0.8, 350

@@ -11,7 +11,7 @@ from chairlift_kernels.kv_cache import KvCache
 from chairlift_kernels.ops import TritonOps
 from perf.gpu.timing import Bench, Table
 
-BLOCK_SIZE, HEADS, KV_HEADS, SIZE = 16, 8, 4, 128
+BLOCK_SIZE, HEADS, KV_HEADS, SIZE = 32, 8, 4, 128
 
 
 class Filled(NamedTuple):
