@@ -50,7 +50,7 @@ DECODE_TIGHT = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 4, 2), 256: Shape(16
 # to 146 registers; 8 need 108 at most. 38 KB at D 128 let two programs share the 100 KB there.
 DECODE_SM_89 = {64: Shape(16, 64, 4, 2), 128: Shape(16, 64, 8, 2), 256: Shape(16, 32, 4, 2)}
 # More than 32 query heads of a KV head make a tile of 64 rows, which 128 keys spill for on sm_100
-# and 64 on sm_89.
+# and 64 on sm_89; sm_120 spills at 17 to 32 too (splits, blocks of 32 tokens).
 DECODE_WIDE = {64: Shape(64, 64, 4, 2), 128: Shape(64, 32, 4, 2), 256: Shape(64, 32, 8, 2)}
 # e4m3 is widened in registers.
 DECODE_E4M3 = {64: Shape(16, 128, 4, 2), 128: Shape(16, 128, 4, 2), 256: Shape(16, 64, 8, 2)}
@@ -117,7 +117,7 @@ def attention_shape(
         line = FULL_PRECISION
     elif not decode:
         line = PREFILL[family] | PREFILL_E4M3 if e4m3 else PREFILL[family]
-    elif group > 32:
+    elif group > (16 if family == "sm_89" else 32):
         line = DECODE_WIDE
     elif family == "sm_89":
         line = DECODE_SM_89
