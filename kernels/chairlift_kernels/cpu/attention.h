@@ -240,9 +240,10 @@ class AttentionWorker {
     const int64_t head = item.kv_head_of(pass.row);
     const EvenPanels<T> keys{p_.cache.key_group(p_.block(item.sequence, key), head, key % size),
                              p_.cache.key_group(p_.block(item.sequence, other), head, other % size), kTile};
-    matmul_.template run<Rows::kKept>(q_.get() + pass.row * depth_, depth_, whole_tiles(pass.rows), keys, static_cast<int>(depth_ / kStep),
-                scores_.get() + buffer * kBlock * kKeyTile + i * kPair, kKeyTile, false,
-                fetcher_);
+    matmul_.template run<Rows::kKept>(q_.get() + pass.row * depth_, depth_, whole_tiles(pass.rows), keys,
+                                      static_cast<int>(depth_ / kStep),
+                                      scores_.get() + buffer * kBlock * kKeyTile + i * kPair, kKeyTile, false,
+                                      fetcher_);
   }
 
   // Calls between(0), ..., between(pieces - 1) spread over the rows.
@@ -271,8 +272,8 @@ class AttentionWorker {
     if (pass.row % item.head_rows() == 0 && i == 0)
       values_.locate(pass.keys, item.kv_head_of(pass.row), [&](int64_t key) { return p_.block(item.sequence, key); });
     matmul_.template run<Rows::kKept>(weights_.get() + buffer * kBlock * kKeyTile, kKeyTile, whole_tiles(pass.rows),
-                values_.panels(i * kPair), pass.keys.steps(), sums.o + pass.row * width_ + i * kPair, width_,
-                true, fetcher_);
+                                      values_.panels(i * kPair), pass.keys.steps(),
+                                      sums.o + pass.row * width_ + i * kPair, width_, true, fetcher_);
   }
 };
 

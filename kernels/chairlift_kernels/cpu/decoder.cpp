@@ -54,23 +54,26 @@ void run_layer(const Layer& layer, const Layer* next_layer, const Shape& s, cons
   const NextWeights down{layer.down, s.inner, ceil_div(s.hidden, chairlift::kPair)};
   const NextWeights qkv{next_layer ? next_layer->qkv : nullptr, s.hidden, ceil_div(qkv_width, chairlift::kPair)};
   const int offset = static_cast<int>(s.unit_offset);
-  chairlift_rms_norm(b.hidden, nullptr, layer.attention_norm, b.normed, b.normed_stride, b.tokens, s.hidden, s.eps, offset, 0, threads);
-  chairlift_linear(b.normed, b.normed_stride, b.tokens, s.hidden, layer.qkv, qkv_width, layer.qkv_bias, nullptr, b.qkv, 0,
-                   &out, threads);
+  chairlift_rms_norm(b.hidden, nullptr, layer.attention_norm, b.normed, b.normed_stride, b.tokens, s.hidden,
+                     s.eps, offset, 0, threads);
+  chairlift_linear(b.normed, b.normed_stride, b.tokens, s.hidden, layer.qkv, qkv_width, layer.qkv_bias, nullptr, b.qkv,
+                   0, &out, threads);
   chairlift_rope_and_cache(b.qkv, qkv_width, b.cos, b.sin, b.angles, static_cast<int>(b.angles_are_float), layer.cache,
                            s.kv_heads, s.key_dim, s.value_dim, s.block_size, b.slots, b.query, b.tokens, s.heads,
                            layer.q_norm, layer.k_norm, s.head_eps, offset, 0, threads);
-  chairlift_attend(b.query, s.heads * s.key_dim, s.key_dim, b.attended, b.attended_stride, s.value_dim, layer.cache, s.kv_heads,
-                   s.key_dim, s.value_dim, s.block_size, b.tables, b.table_width, b.starts, b.lengths, b.rows, s.heads,
-                   layer.scale, layer.window, layer.softcap, layer.sinks, 0, threads);
+  chairlift_attend(b.query, s.heads * s.key_dim, s.key_dim, b.attended, b.attended_stride, s.value_dim, layer.cache,
+                   s.kv_heads, s.key_dim, s.value_dim, s.block_size,
+                   b.tables, b.table_width, b.starts, b.lengths, b.rows,
+                   s.heads, layer.scale, layer.window, layer.softcap, layer.sinks, 0, threads);
   // A linear layer may compute some rows twice, so it can't add to its output in place.
-  chairlift_linear(b.attended, b.attended_stride, b.tokens, out_width, layer.out, s.hidden, layer.out_bias, b.hidden, b.middle,
-                   0, &gate_up, threads);
-  chairlift_rms_norm(b.middle, nullptr, layer.mlp_norm, b.normed, b.normed_stride, b.tokens, s.hidden, s.eps, offset, 0, threads);
-  chairlift_gate_up(b.normed, b.normed_stride, b.tokens, s.hidden, layer.gate_up, s.inner, static_cast<int>(s.activation),
-                    b.gated, b.gated_stride, &down, threads);
-  chairlift_linear(b.gated, b.gated_stride, b.tokens, s.inner, layer.down, s.hidden, layer.down_bias, b.middle, b.hidden, 0,
-                   next_layer ? &qkv : nullptr, threads);
+  chairlift_linear(b.attended, b.attended_stride, b.tokens, out_width, layer.out, s.hidden, layer.out_bias, b.hidden,
+                   b.middle, 0, &gate_up, threads);
+  chairlift_rms_norm(b.middle, nullptr, layer.mlp_norm, b.normed, b.normed_stride, b.tokens, s.hidden, s.eps,
+                     offset, 0, threads);
+  chairlift_gate_up(b.normed, b.normed_stride, b.tokens, s.hidden, layer.gate_up, s.inner,
+                    static_cast<int>(s.activation), b.gated, b.gated_stride, &down, threads);
+  chairlift_linear(b.gated, b.gated_stride, b.tokens, s.inner, layer.down, s.hidden, layer.down_bias, b.middle,
+                   b.hidden, 0, next_layer ? &qkv : nullptr, threads);
 }
 
 }  // namespace

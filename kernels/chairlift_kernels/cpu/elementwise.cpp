@@ -138,11 +138,12 @@ using namespace chairlift;
 
 // x, out (row stride ldo) and residual (or null; updated in place) [rows, width], weight [width]: all of one type.
 CHAIRLIFT_EXPORT void chairlift_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t ldo,
-                                         int64_t rows, int64_t width, float eps, int unit_offset, int is_float, int threads) {
+                                         int64_t rows, int64_t width, float eps, int unit_offset, int is_float,
+                                         int threads) {
   const auto solve = [&](auto* to) {
     using T = std::remove_pointer_t<decltype(to)>;
-    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight), to, ldo, rows, width, eps,
-             unit_offset != 0, threads);
+    rms_norm(static_cast<const T*>(x), static_cast<T*>(residual), static_cast<const T*>(weight), to, ldo, rows, width,
+             eps, unit_offset != 0, threads);
   };
   if (is_float)
     solve(static_cast<float*>(out));

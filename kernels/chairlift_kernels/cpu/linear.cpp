@@ -178,7 +178,8 @@ class Worker {
   }
 
   // Rows x the steps [from, to) of a pair, added to c unless they are the first.
-  void multiply(const bf16* weight, int64_t row, int rows, int64_t from, int64_t to, bool pair_is_read_again, float* c) {
+  void multiply(const bf16* weight, int64_t row, int rows, int64_t from, int64_t to, bool pair_is_read_again,
+                float* c) {
     const bf16 *x = job_.x + row * job_.ldx + from * kStep, *tiles = weight + from * 2 * kTile;
     const EvenPanels<bf16> panels{tiles, tiles + kTile, 2 * kTile};
     const int steps = static_cast<int>(to - from);
