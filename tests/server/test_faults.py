@@ -32,6 +32,7 @@ from tests.server.chaos import (
     watched_counters,
 )
 from tests.server.harness import ROOT, ServerProcess, free_ports, running_server, wait_for
+from tests.server.scrapes import settled
 from tests.server.talk import canary, generate, heartbeat, joined, stream, wait_drained
 
 ROUNDS = int(os.environ.get("CHAIRLIFT_FAULT_ROUNDS", "6"))
@@ -78,35 +79,16 @@ def as_before(request: pytest.FixtureRequest) -> Iterator[None]:
     assert server.stub_pid() == pid, "the supervisor had to restart the server"
 
 
-def scrape(server: ServerProcess) -> Scrape:
-    return Scrape(server.metrics(), time.monotonic(), "llm")
-
-
-def settled(server: ServerProcess) -> Scrape:
-    """A scrape that holds everything up to now."""
-    wait_drained(server, 20.0)
-    now = time.time() * 1e6
-
-    def found() -> Scrape | None:
-        shown = scrape(server)
-        flushed = shown.value("nv_trt_llm_general_metrics", general_type="timestamp")
-        return shown if flushed > now else None
-
-    shown = wait_for("metrics of this moment", found, 10.0)
-    assert shown is not None
-    return shown
-
-
 def test_K5_H3_random_disconnects_cancels_and_retries(
     small: ServerProcess, texts: dict[Prompt, str]
 ) -> None:
-    before, tally = settled(small), Tally()
+    before, tally = settled(small, 20.0), Tally()
     chaos = Chaos(small, texts, tally)
     with watched_counters(small):
         for seed in range(ROUNDS):
             chaos.round(seed)
             assert not tally.wrong, f"round {seed}: {tally.wrong}"
-    growth = Interval(before, settled(small)).growth
+    growth = Interval(before, settled(small, 20.0)).growth
     assert growth(SUCCESS) == tally.sent, "a request ended never, or twice"
     assert growth("chairlift:requests_refused_total") == 0
     assert tally.checked > ROUNDS
@@ -117,7 +99,7 @@ def test_K5_H3_random_disconnects_cancels_and_retries(
 def test_overload_at_ten_times_capacity_loses_nobody(small: ServerProcess) -> None:
     short = [Prompt(prompt.text, 8) for prompt in PROMPTS[:4]]
     expected = dict(zip(short, texts_of(small, short), strict=True))
-    before = settled(small)
+    before = settled(small, 20.0)
     crowd = short * (10 * SEATS // len(short))
     began = time.monotonic()
     with ThreadPoolExecutor(len(crowd)) as pool:
@@ -125,7 +107,7 @@ def test_overload_at_ten_times_capacity_loses_nobody(small: ServerProcess) -> No
     seconds = time.monotonic() - began
     assert [reply.status for reply in replies] == [200] * len(crowd)
     assert [reply.text for reply in replies] == [expected[prompt] for prompt in crowd]
-    growth = Interval(before, settled(small)).growth
+    growth = Interval(before, settled(small, 20.0)).growth
     assert growth(SUCCESS) == len(crowd)
     assert growth("vllm:request_queue_time_seconds_sum") < len(crowd) * seconds
 

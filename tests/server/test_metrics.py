@@ -20,8 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from chairlift.metric_names import ALL
 from chairlift_client.admin import GRPC_HEADER, HEADER, KEY_FILE
-from chairlift_client.scrape import Interval, Scrape
+from chairlift_client.scrape import Interval
 from tests.server.harness import ServerProcess, wait_for
+from tests.server.scrapes import complete, grown, scrape, settled
 from tests.server.talk import generate, heartbeat, stream, wait_drained
 from tests.unit.test_deploy import TRITONS_OWN
 
@@ -31,39 +32,6 @@ COUNTS = {
     "return_num_output_tokens": True,
     "return_finish_reason": True,
 }
-
-
-def scrape(server: ServerProcess) -> Scrape:
-    return Scrape(server.metrics(), time.monotonic(), "llm")
-
-
-def settled(server: ServerProcess) -> Scrape:
-    """A scrape that holds everything up to now; metrics follow within half a second."""
-    wait_drained(server)
-    now = time.time() * 1e6
-
-    def found() -> Scrape | None:
-        shown = scrape(server)
-        flushed = shown.value("nv_trt_llm_general_metrics", general_type="timestamp")
-        return shown if flushed > now else None
-
-    shown = wait_for("metrics of this moment", found, 10.0)
-    assert shown is not None
-    return shown
-
-
-def grown(
-    server: ServerProcess, before: Scrape, name: str, amount: float, **labels: str
-) -> Interval:
-    """Wait until a counter has grown by so much: metrics follow within half a second."""
-
-    def found() -> Interval | None:
-        interval = Interval(before, scrape(server))
-        return interval if interval.growth(name, **labels) >= amount else None
-
-    interval = wait_for(f"{name} to grow by {amount}", found, 10.0)
-    assert interval is not None
-    return interval
 
 
 class Seen(NamedTuple):
@@ -157,8 +125,8 @@ def test_levels_follow_a_request_and_its_cancellation_counts_as_abort(
     before = settled(server)
     events = stream(server, text_input="Count: 1 2 3", max_tokens=4000, ignore_eos=True)
     next(events)
-    running = wait_for("a running request", lambda: _running(server), 10.0)
-    assert running is not None
+    running = complete(server)
+    assert running.value("vllm:num_requests_running") == 1
     assert 0 < running.value("vllm:kv_cache_usage_perc") < 1
     assert running.value("nv_trt_llm_request_metrics", request_type="active") == 1
     assert running.value("chairlift:engine_state", state="serving") == 1
@@ -167,11 +135,6 @@ def test_levels_follow_a_request_and_its_cancellation_counts_as_abort(
     assert interval.growth(SUCCESS) == 1
     wait_drained(server)
     wait_for("nothing to run", lambda: scrape(server).value("vllm:num_requests_running") == 0)
-
-
-def _running(server: ServerProcess) -> Scrape | None:
-    now = scrape(server)
-    return now if now.value("vllm:num_requests_running") == 1 else None
 
 
 def test_refusals_are_counted_and_end_nothing(server: ServerProcess) -> None:

@@ -27,16 +27,16 @@ class FakeSeries:
         self.counts = [0] * len(self.bounds)
 
     def increment(self, value: float) -> None:
-        self.sink.called(self.kind in (Kind.COUNTER, Kind.GAUGE))
+        self.sink.called(self, self.kind in (Kind.COUNTER, Kind.GAUGE))
         assert self.kind is Kind.GAUGE or value >= 0, "a counter only grows"
         self.value += value
 
     def set(self, value: float) -> None:
-        self.sink.called(self.kind is Kind.GAUGE)
+        self.sink.called(self, self.kind is Kind.GAUGE)
         self.value = value
 
     def observe(self, value: float) -> None:
-        self.sink.called(self.kind is Kind.HISTOGRAM)
+        self.sink.called(self, self.kind is Kind.HISTOGRAM)
         self.value += value
         self.counts[bisect_left(self.bounds, value)] += 1
 
@@ -49,11 +49,13 @@ class FakeSink:
         self.families: dict[str, Kind] = {}
         self.series_made: dict[tuple[str, tuple[tuple[str, str], ...]], FakeSeries] = {}
         self.num_calls = 0
+        self.last_called: FakeSeries | None = None
         self.broken: set[str] = set()
 
-    def called(self, allowed: bool) -> None:
+    def called(self, series: FakeSeries, allowed: bool) -> None:
         assert allowed, "the server ends itself over such a call"
         self.num_calls += 1
+        self.last_called = series
 
     def series(
         self, name: str, kind: Kind, help: str, labels: Mapping[str, str], buckets: Sequence[float]

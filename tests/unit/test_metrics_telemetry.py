@@ -28,12 +28,16 @@ class Watched:
         self._times = count()
         self.telemetry = Telemetry(
             self.seen,
-            lambda: self.figures,
+            self._read,
             EngineLimits(max_num_seqs=8, num_blocks=100, block_size=16, max_tenants=max_tenants),
             book=MetricBook(self.sink, {"model": "llm", "version": "1"}),
             log=RequestLog(enabled=False, prompts=False),
-            wall_clock=lambda: 1_700_000_000.0,
+            wall_clock=lambda: 1_700_000_000.0 + self.now,
         )
+
+    def _read(self) -> EngineFigures:
+        self.now += 1.0
+        return self.figures
 
     def value(self, name: str, **labels: str) -> float:
         self.telemetry.flush()
@@ -83,6 +87,19 @@ def test_tokens_are_counted_prompts_in_full(watched: Watched) -> None:
     assert watched.value("nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="reused") == 2
     assert watched.value("nv_llm_input_token_len_sum") == 40
     assert watched.value("nv_llm_output_token_len_sum") == 2
+
+
+def test_the_timestamp_comes_last_and_is_the_moment_of_counting(watched: Watched) -> None:
+    watched.run(answer(first_scheduled=100.25), 100.75, 101.0)
+    watched.telemetry.flush()
+    last = watched.sink.last_called
+    stamps = [
+        series
+        for (name, labels), series in watched.sink.series_made.items()
+        if name == "nv_trt_llm_general_metrics" and ("general_type", "timestamp") in labels
+    ]
+    assert [last] == stamps
+    assert last is not None and last.value == (1_700_000_000 + 200) * 1e6
 
 
 def test_the_answers_of_one_request_have_gaps_of_their_own(watched: Watched) -> None:

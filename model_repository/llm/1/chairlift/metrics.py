@@ -128,21 +128,21 @@ class MetricBook:
         self.set(spec, 1.0)
 
     def push(self) -> None:
-        """Send what has gathered."""
+        """Send what has gathered; levels last and in the order in which they were set."""
         amounts, self._amounts = self._amounts, {}
         for (spec, value), amount in amounts.items():
             with self._guarded(spec):
                 self._of(spec, value).increment(amount)
+        observed, self._observed = self._observed, {}
+        for spec, values in observed.items():
+            with self._guarded(spec):
+                self._histograms[spec].observe_all(values)
         levels, self._levels = self._levels, {}
         for (spec, value), level in levels.items():
             if self._shown.get((spec, value)) != level:
                 self._shown[spec, value] = level
                 with self._guarded(spec):
                     self._of(spec, value).set(level)
-        observed, self._observed = self._observed, {}
-        for spec, values in observed.items():
-            with self._guarded(spec):
-                self._histograms[spec].observe_all(values)
 
     @contextmanager
     def _guarded(self, spec: Spec) -> Iterator[None]:

@@ -89,7 +89,11 @@ class Telemetry:
         self._num_reused_blocks = 0
 
     def flush(self) -> None:
-        """Take what was observed since the last time and send it on."""
+        """Take what was observed since the last time and send it on.
+
+        The timestamp goes last: whoever reads it knows that all before it has been counted.
+        """
+        taken_at = self._wall_clock()
         steps, ended = taken(self._seen.steps), taken(self._seen.ended)
         gaps, first_tokens = taken(self._seen.gaps), taken(self._seen.first_tokens)
         refused = taken(self._seen.refused)
@@ -106,6 +110,7 @@ class Telemetry:
         if steps or not now.num_running:
             _show_step(self._book, steps[-1] if steps else NO_STEP)
         self._set_levels(self._book, now)
+        self._book.set(trtllm.GENERAL, int(taken_at * 1e6), "timestamp")
         self._book.push()
 
     def recent_steps(self) -> list[tuple[int, int, float]]:
@@ -199,7 +204,6 @@ class Telemetry:
             book.set(trtllm.KV_BLOCKS, blocks, value)
         book.set(trtllm.RUNTIME_MEMORY, now.process_bytes, "cpu")
         book.set(trtllm.RUNTIME_MEMORY, now.device_bytes, "gpu")
-        book.set(trtllm.GENERAL, int(self._wall_clock() * 1e6), "timestamp")
         book.set(trtllm.GENERAL, self._num_steps, "iteration_counter")
 
     def _grown(self, name: str, total: int) -> int:
