@@ -16,6 +16,7 @@ from transformers.models.llama import modeling_llama
 from chairlift import loader
 from chairlift.backends import make_backend
 from chairlift.config import EngineConfig
+from chairlift.direct_forward import DirectForward
 from chairlift.fused_modules import FusedNorm
 from chairlift.loader import LoadedModel
 from chairlift.self_check import Subject, paged_logits
@@ -30,8 +31,9 @@ def load(folder: Path, **settings: Any) -> LoadedModel:
 def logits(loaded: LoadedModel) -> Tensor:
     """Of a prefill, a chunk, and a decode [tokens, V]."""
     subject = Subject(loaded.model, loaded.layers, loaded.vocab_size, loaded.dtype, loaded.device)
+    backend = make_backend(loaded.kernels)
     with torch.inference_mode():
-        return torch.cat(paged_logits(subject, make_backend(loaded.kernels))).float()
+        return torch.cat(paged_logits(subject, backend, loaded.forward)).float()
 
 
 def test_clamped_values_are_not_fused(tmp_path: Path) -> None:
@@ -135,6 +137,43 @@ def test_smollm2_bf16_logits(smollm2_dir: Path) -> None:
     assert fused.fusion is not None
     assert list(fused.fusion.replaced.values()).count("decoder layer") == 30
     check_bf16(smollm2_dir, fused)
+
+
+def test_smollm2_is_stepped_past_its_own_forward(smollm2_dir: Path) -> None:
+    assert isinstance(load(smollm2_dir, dtype="bfloat16").forward, DirectForward)
+
+
+@pytest.mark.parametrize("change", ["embeddings", "far positions", "logits"])
+def test_a_model_that_does_more_is_called_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Than embedding, layers, norm, and head: wherever it does so, and if only far away."""
+    folder = build(tmp_path, "llama")
+    model, causal = modeling_llama.LlamaModel, modeling_llama.LlamaForCausalLM
+    inner, outer = model.forward, causal.forward
+
+    def louder(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
+        kwargs["inputs_embeds"] = self.embed_tokens(input_ids) * 1.01
+        return inner(self, **kwargs)
+
+    def farther(self: Any, position_ids: Tensor | None = None, **kwargs: Any) -> Any:
+        if position_ids is not None:
+            position_ids = position_ids + (position_ids >= 100)
+        return inner(self, position_ids=position_ids, **kwargs)
+
+    def sharper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = outer(self, *args, **kwargs)
+        output.logits = output.logits * 1.01
+        return output
+
+    if change == "logits":
+        monkeypatch.setattr(causal, "forward", sharper)
+    else:
+        monkeypatch.setattr(model, "forward", louder if change == "embeddings" else farther)
+    loaded = load(folder, dtype="bfloat16")
+    assert loaded.fusion is not None and "stack of layers" in loaded.fusion.kinds
+    assert not isinstance(loaded.forward, DirectForward)
+    check_bf16(folder, loaded)
 
 
 def check_bf16(folder: Path, fused: LoadedModel) -> None:

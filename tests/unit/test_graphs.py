@@ -29,6 +29,7 @@ def arrays(seq_lens: list[int], table_width: int, queries: int = 1) -> StepArray
         query_start=np.arange(rows + 1, dtype=np.int32),
         seq_lens=np.array(seq_lens, dtype=np.int32),
         max_query_len=queries,
+        max_seq_len=max(seq_lens),
         promised=[],
     )
 

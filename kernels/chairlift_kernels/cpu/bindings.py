@@ -41,6 +41,8 @@ _SIGNATURES: Mapping[str, list[Any]] = {
     "chairlift_rope_and_cache": [
         *(_P, _L, _P, _P, _L, _I, *_LAYER, _P, _P, _L, _L, _P, _P, _F, _I, _I, _I),
     ],
+    # logits, row stride, rows, width, ids, values, is fp32, threads
+    "chairlift_best_token": [_P, _L, _L, _L, _P, _P, _I, _I],
     # layers, their count, shape, batch (decoder.py), threads
     "chairlift_decoder": [_P, _L, _P, _P, _I],
 }

@@ -138,6 +138,23 @@ class CpuOps:
         )
         return out
 
+    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Argmax of logits [S, V] bf16 or fp32: ids int64 [S] and their values fp32 [S].
+
+        The lowest id wins a tie, and a NaN over all.
+        """
+        rows, width = logits.shape
+        if not width or (width > 1 and logits.stride(1) != 1):
+            raise ValueError(f"logits must be [S, V] with unit last stride, not {logits.shape}")
+        ids = torch.empty(rows, dtype=torch.int64)
+        values = torch.empty(rows, dtype=torch.float32)
+        self._library.chairlift_best_token(
+            *(logits.data_ptr(), logits.stride(0), rows, width),
+            *(ids.data_ptr(), values.data_ptr()),
+            *(_is_fp32(logits.dtype), torch.get_num_threads()),
+        )
+        return ids, values
+
     def allocate_cache(
         self,
         shapes: Sequence[LayerShape],

@@ -24,6 +24,7 @@ from .loader import LoadedModel
 from .memory import PoolPlan, kv_bytes_per_token
 from .model_runner import ModelRunner, Runner
 from .policies import make_batch_policy
+from .rowwise import best_token
 from .sampler import Sampler
 from .scheduler import Scheduler
 from .step_outputs import Outputs, StepStats
@@ -146,5 +147,7 @@ def _cache_dtype(config: EngineConfig, loaded: LoadedModel) -> torch.dtype:
 
 def _runner(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> ModelRunner:
     kernels = isinstance(backend, TritonAttention)
-    sampler = Sampler(loaded.vocab_size, loaded.device, kernels=kernels)
-    return ModelRunner(loaded.model, backend, sampler, config.block_size, loaded.device)
+    ops = None if loaded.kernels is None else loaded.kernels.ops
+    best = getattr(ops, "best_token", best_token)
+    sampler = Sampler(loaded.vocab_size, loaded.device, kernels=kernels, best_token=best)
+    return ModelRunner(loaded.forward, backend, sampler, config.block_size, loaded.device)

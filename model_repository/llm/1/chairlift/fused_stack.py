@@ -35,21 +35,25 @@ class FusedStack(nn.Module):
         batch: StepBatch,
         **_: Any,
     ) -> Tensor:
-        backend = batch.backend
-        assert isinstance(backend, KernelAttention)
         cos, sin = position_embeddings
         hidden = hidden_states[0].contiguous()
+        self.run(hidden, cos[0], sin[0], batch)
+        return hidden[None]
+
+    def run(self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: StepBatch) -> None:
+        """Change hidden [T, H] in place; cos and sin are [T, R]."""
+        backend = batch.backend
+        assert isinstance(backend, KernelAttention)
         self._decoder.run(
             hidden,
-            cos[0],
-            sin[0],
+            cos,
+            sin,
             backend.cache,
             batch.slot_mapping,
             batch.block_tables,
             batch.query_start,
             batch.seq_lens,
         )
-        return hidden[None]
 
 
 def stack_layers(ops: Any, layers: Sequence[nn.Module]) -> FusedStack | None:

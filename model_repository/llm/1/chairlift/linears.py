@@ -91,9 +91,13 @@ class LogitsHead(nn.Module):
         self._packed = ops.pack_linear(head.weight.detach(), bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        logits: Tensor = self._ops.linear(rows, self._packed, out_dtype=torch.float32)
+        logits = self.rows(hidden.reshape(-1, hidden.shape[-1]))
         return logits.view(*hidden.shape[:-1], logits.shape[-1])  # a step may sample no row
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[S, K] -> [S, V]."""
+        logits: Tensor = self._ops.linear(x, self._packed, out_dtype=torch.float32)
+        return logits
 
 
 def packs(ops: Any, weight: Tensor) -> bool:

@@ -31,6 +31,8 @@ from .attention import AttentionOptions, LayerShape
 from .attention_torch import TorchAttention
 from .backends import Kernels, make_backend, open_kernels
 from .config import EngineConfig
+from .direct_forward import shortest_forward
+from .forward import Forward, through_model
 from .fusion import FusionReport, fuse
 from .model_checks import (
     UnsupportedModel,
@@ -56,9 +58,11 @@ class LoadedModel(NamedTuple):
 
     ``layers`` and ``options`` are indexed by attention layer; ``vocab_size`` is the width of the
     logits, ``eos_ids`` every end token; ``fusion`` is None where nothing was to be fused.
+    ``forward`` is the way to run a step.
     """
 
     model: Any
+    forward: Forward
     tokenizer: PreTrainedTokenizerBase
     chat_template: str | None
     layers: list[LayerShape]
@@ -161,8 +165,12 @@ def _load_model(
             logger.info("%s", report.summary())
         if kernels is not None and not _serves(subject, kernels, wanted, fused=fused):
             return None
+        forward = through_model(model)
+        if report is not None and kernels is not None:
+            forward = shortest_forward(subject, lambda: make_backend(kernels), max_model_len)
     return LoadedModel(
         model=model,
+        forward=forward,
         tokenizer=tokenizer,
         chat_template=template,
         layers=layers,
@@ -184,7 +192,8 @@ def _checked_logits(subject: Subject) -> list[torch.Tensor]:
         logger.warning(
             "logits overflow in %s on trial input; such requests end with an error", subject.dtype
         )
-    error = difference(wanted, paged_logits(subject, TorchAttention()))
+    forward = through_model(subject.model)
+    error = difference(wanted, paged_logits(subject, TorchAttention(), forward))
     if not error <= TOLERANCE[subject.dtype]:
         raise UnsupportedModel(
             f"{type(subject.model).__name__} can't be served from a paged cache: on trial input "
@@ -195,7 +204,8 @@ def _checked_logits(subject: Subject) -> list[torch.Tensor]:
 
 def _serves(subject: Subject, kernels: Kernels, wanted: list[torch.Tensor], fused: bool) -> bool:
     try:
-        error = difference(wanted, paged_logits(subject, make_backend(kernels)))
+        forward = through_model(subject.model)
+        error = difference(wanted, paged_logits(subject, make_backend(kernels), forward))
         failure = None if error <= TOLERANCE[subject.dtype] else f"logits differ by {error:.2g}"
     except Exception as raised:
         failure = f"{type(raised).__name__}: {raised}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .attention import AttentionBackend, StepBatch
 from .device_copies import to_device
+from .forward import Forward
 from .graphs import Capture, DecodeGraphs, GraphShape
 from .request import Request, TokenLogprobs
 from .sampler import Draws, Sampler, SamplingRow
@@ -66,13 +67,13 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Any,
+        forward: Forward,
         backend: AttentionBackend,
         sampler: Sampler,
         block_size: int,
         device: torch.device,
     ) -> None:
-        self._model = model
+        self._forward = forward
         self._backend = backend
         self._sampler = sampler
         self._block_size = block_size
@@ -105,7 +106,7 @@ class ModelRunner:
     def capture_graphs(self, capture: Capture, shapes: Sequence[GraphShape]) -> None:
         """Run decode steps that fit one of ``shapes`` as graphs from now on."""
         self._graphs = DecodeGraphs(
-            self.forward, self._backend, shapes, self._block_size, self._device
+            self._forward, self._backend, shapes, self._block_size, self._device
         )
         self._graphs.capture(capture)
 
@@ -119,23 +120,11 @@ class ModelRunner:
         if self._graphs is None or shape is None:
             batch = self._batch(arrays, len(plan.decodes), logit_rows)
             fill_in(batch.input_ids)
-            return self.forward(batch)
+            return self._forward(batch)
         logits = self._graphs.run(shape, arrays, fill_in)
         if logit_rows == list(range(len(logits))):
             return logits
         return logits.index_select(0, self._tensor(np.array(logit_rows, dtype=np.int64)))
-
-    def forward(self, batch: StepBatch) -> Tensor:
-        """The model over one step's tensors: logits [S, V]."""
-        output = self._model(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            batch=batch,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
 
     # ---------------------------------------------------------------- tensors
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,9 @@ class Sampled(NamedTuple):
 class Draws(NamedTuple):
     """Tokens drawn on the device: ``ids`` int64 [S], of which the n-th is row ``order[n]``'s.
 
+    On their way to the host are these and ``host_best`` [S], which is finite where the row's logits
+    can be used.
+
     ``logits`` are kept only where somebody wants a report of them: the next step needs the memory.
     """
 
@@ -73,7 +77,8 @@ class Draws(NamedTuple):
     rows: Sequence[SamplingRow]
     order: list[int]
     ids: torch.Tensor
-    copy: HostCopy
+    host_ids: HostCopy
+    host_best: HostCopy
 
 
 class Sampler:
@@ -81,6 +86,7 @@ class Sampler:
 
     ``noise`` gives Gumbel noise by (seed, sample index, position, token id). With ``kernels`` it is
     the Triton-lang kernels that penalise, draw, which make that noise themselves, and report.
+    ``best_token`` is ``rowwise.best_token`` or an operator that does the same.
     """
 
     def __init__(
@@ -90,10 +96,12 @@ class Sampler:
         noise: Noise | None = None,
         *,
         kernels: bool = False,
+        best_token: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = best_token,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._kernels = kernels
+        self._best_token = best_token
         self._counts = CountTables(vocab_size, self._device)
         self._noise = noise or GumbelNoise(vocab_size, self._device)
         self._requests: dict[int, _Request] = {}
@@ -108,7 +116,7 @@ class Sampler:
         """Draw on the device; ``collect`` brings what was drawn to the host."""
         if not rows:
             none = torch.empty(0, dtype=torch.int64, device=self._device)
-            return Draws(None, rows, [], none, HostCopy(none))
+            return Draws(None, rows, [], none, HostCopy(none), HostCopy(none))
         requests = [self._request(row) for row in rows]
         edited = [
             r.edits is not None and r.edits.wanted(len(row.output_ids))
@@ -119,7 +127,7 @@ class Sampler:
         plain = [i for i, r in enumerate(requests) if r.greedy and not edited[i]]
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         if plain:
-            found.append(best_token(self._take(logits, plain)))
+            found.append(self._best_token(self._take(logits, plain)))
         copied = drawn + argmax_edited
         if copied:
             work = self._copy(logits, copied)
@@ -127,12 +135,11 @@ class Sampler:
             if drawn:
                 found.append(self._draw(work[: len(drawn)], [rows[i] for i in drawn]))
             if argmax_edited:
-                found.append(best_token(work[len(drawn) :]))
-        ids = torch.cat([ids for ids, _ in found])
-        valid = torch.cat([best.abs() < torch.inf for _, best in found])
-        copy = HostCopy(torch.stack((ids, valid)))
+                found.append(self._best_token(work[len(drawn) :]))
+        ids, best = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
         reported = any(row.params.logprobs is not None for row in rows)
-        return Draws(logits if reported else None, rows, plain + copied, ids, copy)
+        kept = logits if reported else None
+        return Draws(kept, rows, plain + copied, ids, HostCopy(ids), HostCopy(best))
 
     @torch.inference_mode()
     def collect(self, draws: Draws) -> Sampled:
@@ -141,8 +148,9 @@ class Sampler:
         if not rows:
             return Sampled([], [], [])
         token_ids, invalid = [0] * len(rows), [False] * len(rows)
-        for i, token, usable in zip(draws.order, *draws.copy.wait().tolist(), strict=True):
-            token_ids[i], invalid[i] = token, not usable
+        found = draws.host_ids.wait().tolist(), draws.host_best.wait().tolist()
+        for i, token, best in zip(draws.order, *found, strict=True):
+            token_ids[i], invalid[i] = token, not math.isfinite(best)
         reports: list[TokenLogprobs | None] = [None] * len(rows)
         asked = [
             (i, row.params.logprobs)

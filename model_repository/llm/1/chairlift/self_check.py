@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .attention import INTERFACE_NAME, AttentionBackend, LayerShape, StepBatch
+from .forward import Forward
 
 # Token counts of two prompts, and how many of each the first of two steps computes: the second has
 # a decode, a chunk, and keys of the first in blocks that are out of order.
@@ -56,12 +57,15 @@ def own_logits(subject: Subject) -> list[Tensor]:
     return [torch.cat(first), torch.cat(second)]
 
 
-def paged_logits(subject: Subject, backend: AttentionBackend) -> list[Tensor]:
-    """The same by our attention, in two steps over both prompts."""
+def paged_logits(
+    subject: Subject, backend: AttentionBackend, forward: Forward, first_position: int = 0
+) -> list[Tensor]:
+    """The same by our attention, in two steps over both prompts, which begin at a position."""
     backend.allocate(subject.layers, NUM_BLOCKS, BLOCK_SIZE, subject.dtype, subject.device)
+    parts = (((0,) * len(FIRST), FIRST), (FIRST, LENGTHS))
+    batches = [_batch(subject, backend, starts, ends) for starts, ends in parts]
     return [
-        _step(subject, backend, (0,) * len(FIRST), FIRST),
-        _step(subject, backend, FIRST, LENGTHS),
+        forward(batch._replace(positions=batch.positions + first_position)) for batch in batches
     ]
 
 
@@ -82,9 +86,9 @@ def difference(wanted: list[Tensor], got: list[Tensor]) -> float:
     return worst
 
 
-def _step(
+def _batch(
     subject: Subject, backend: AttentionBackend, starts: Sequence[int], ends: Sequence[int]
-) -> Tensor:
+) -> StepBatch:
     device = subject.device
     positions = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
     counts = [len(row) for row in positions]
@@ -95,7 +99,7 @@ def _step(
     ]
     token_ids = [ids[row] for ids, row in zip(subject.prompts, positions, strict=True)]
     num_tokens = sum(counts)
-    batch = StepBatch(
+    return StepBatch(
         input_ids=torch.cat(token_ids).to(device),
         positions=torch.cat(positions).to(device),
         slot_mapping=torch.cat(slots).to(device),
@@ -108,12 +112,3 @@ def _step(
         max_seq_len=max(ends),
         backend=backend,
     )
-    output = subject.model(
-        input_ids=batch.input_ids[None],
-        position_ids=batch.positions[None],
-        use_cache=False,
-        logits_to_keep=batch.logit_rows,
-        batch=batch,
-    )
-    logits: Tensor = output.logits[0]
-    return logits
