@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from chairlift import assembly, loader
 from chairlift.attention import StepBatch
@@ -25,8 +27,12 @@ SPLIT_KEYS = 16
 def test_a7_no_request_meets_a_kernel_that_warm_up_has_not_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of one and more, prompts around 16, two splits, forks, all that sampling does."""
+    """Batches of one and more, prompts around 16, two splits, forks, all that sampling does.
+
+    Whatever the memory held before: here it is full of NaN.
+    """
     monkeypatch.setattr(attention, "SPLIT_KEYS", SPLIT_KEYS)
+    monkeypatch.setattr(torch, "empty", _used_memory(torch.empty))
     folder = build(tmp_path / "llama", "llama", num_hidden_layers=1)
     loaded = loader.load(EngineConfig(model=str(folder), attention_backend="triton"))
     with recorded() as warm:
@@ -49,6 +55,16 @@ def test_a7_no_request_meets_a_kernel_that_warm_up_has_not_compiled(
     }  # fmt: skip
     unforeseen = served - warm
     assert not unforeseen, sorted({form[0] for form in unforeseen})
+
+
+def _used_memory(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``torch.empty`` where other tensors have been before."""
+
+    def used(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    return used
 
 
 def test_the_largest_step_is_as_long_as_it_is_wide(
