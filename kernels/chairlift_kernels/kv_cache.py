@@ -78,8 +78,8 @@ class KvCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        # Zeros: the steps that warm up read blocks nobody has written. What memory held before can be
-        # NaN, and such rows are given up before all of their kernels have been asked for.
+        # Zeros: the steps that warm up read blocks nobody has written. What memory held before can
+        # be NaN, and such rows are given up before all of their kernels have been asked for.
         self._stacks = {
             shape: [
                 torch.zeros(
