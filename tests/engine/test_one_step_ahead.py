@@ -79,13 +79,14 @@ def test_the_same_tokens_with_and_without(
     ahead = answers(tiny, "on", kinds, num_kv_blocks)
     behind = answers(tiny, "off", kinds, num_kv_blocks)
     assert [replace(a, **NO_LOGPROBS) for a in ahead] == [replace(a, **NO_LOGPROBS) for a in behind]
-    assert [chosen(a) for a in ahead] == [pytest.approx(chosen(a), abs=1e-4) for a in behind]
+    assert [reported(a) for a in ahead] == [pytest.approx(reported(a), abs=1e-4) for a in behind]
 
 
 NO_LOGPROBS: dict[str, Any] = {"logprobs": {}, "prompt_logprobs": []}
 
 
-def chosen(answer: Answer) -> list[float]:
-    """The log-probabilities of all tokens of which any were asked for."""
+def reported(answer: Answer) -> list[float]:
+    """All numbers of its log-probabilities in a row: the chosen token's, ranks, ids and values."""
     given = [*answer.prompt_logprobs, *chain.from_iterable(answer.logprobs.values())]
-    return [report.chosen for report in given if report is not None]
+    rows = [(r.chosen, r.rank, *chain.from_iterable(r.top)) if r else (1.0,) for r in given]
+    return [*chain.from_iterable(rows)]
